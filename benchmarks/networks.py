@@ -1,6 +1,8 @@
 """Networks on one GPU: whole calls beside programs by hand, the forms of convolutions, the card's limits.
 
     python -m benchmarks.networks [limits forms cnn resnet gpt] [--out FILE.json]
+    CUDA_VISIBLE_DEVICES=0,1 python -m benchmarks.networks cnn resnet gpt    # with rows of both GPUs
+    python -m benchmarks.networks small                                      # two cores of a CPU, in turn
 
 Random data. CNN: the CIFAR10 benchmark of pfl-research (1000 clients × 50 images, 50 a round, 5 steps of 10).
 ResNet20: 8 clients with 4 steps of 16, and 20 of 100 with 5 steps of 20. GPT: 10.6 M parameters, 16 of 64
@@ -16,8 +18,9 @@ import itertools
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,7 @@ import numpy as np
 from jax import lax
 
 import fedstrata as fs
+from benchmarks.timing import interleave
 from fedstrata.engines.convolutions import rewritten
 
 REPEATS = 3
@@ -117,8 +121,9 @@ def by_hand(
     sizes: tuple[int, ...],
     gamma: float,
     rounds: int,
+    over: str = "vmap",
 ) -> Callable[[], Any]:
-    """FedAvg as a program: ``loss(x, batch)`` is the mean over a batch."""
+    """FedAvg as a program: ``loss(x, batch)`` is the mean over a batch; clients side by side, or in turn."""
     clients, samples, chosen, H, batch = sizes
 
     @jax.jit
@@ -134,7 +139,11 @@ def by_hand(
         def one(x: Any, key: Any) -> Any:
             key, own = jax.random.split(key)
             who = jax.random.choice(key, clients, (chosen,), replace=False)
-            ends = jax.vmap(local, (None, 0, 0))(x, jax.random.split(own, chosen), who)
+            keys = jax.random.split(own, chosen)
+            if over == "map":
+                ends = lax.map(lambda its: local(x, *its), (keys, who))
+            else:
+                ends = jax.vmap(local, (None, 0, 0))(x, keys, who)
             return jax.tree.map(lambda a: a.mean(0), ends), None
 
         return lax.scan(one, x, jax.random.split(jax.random.key(0), rounds))[0]
@@ -201,13 +210,12 @@ def cnn_scores(conv: Callable[..., Any], x: Any, u: Any) -> Any:
     return jax.nn.relu(u @ x["w1"] + x["d1"]) @ x["w2"] + x["d2"]
 
 
-def cnn(rows: Rows) -> None:
-    """The CIFAR10 benchmark of pfl-research."""
+def cnn_case(clients: int) -> tuple[Any, dict[str, np.ndarray], Any]:
+    """The CIFAR10 benchmark of pfl-research: where it starts, 50 images of each client, the loss."""
     rng = np.random.default_rng(0)
-    sizes = (1000, 50, 50, 5, 10)
     arrays = {
-        "x": rng.standard_normal((1000, 50, 32, 32, 3), dtype=np.float32),
-        "y": rng.integers(0, 10, (1000, 50)).astype(np.int32),
+        "x": rng.standard_normal((clients, 50, 32, 32, 3), dtype=np.float32),
+        "y": rng.integers(0, 10, (clients, 50)).astype(np.int32),
     }
 
     def glorot(*shape: int) -> np.ndarray:
@@ -219,15 +227,64 @@ def cnn(rows: Rows) -> None:
         "b2": np.zeros(64, np.float32), "w1": glorot(14 * 14 * 64, 128), "d1": np.zeros(128, np.float32),
         "w2": glorot(128, 10), "d2": np.zeros(10, np.float32),
     }  # fmt: skip
-    data, method, case = federated(arrays), fs.FedAvg(gamma=0.1, H=5, batch_size=10), "CNN 50 of 1000"
 
     def loss(x: Any, s: Any) -> Any:
         return cross_entropy(cnn_scores(by_lax, x, s["x"][None])[0], s["y"])
 
+    return x0, arrays, loss
+
+
+def cnn(rows: Rows) -> None:
+    """The CIFAR10 benchmark of pfl-research."""
+    x0, arrays, loss = cnn_case(1000)
+    data, method, case = federated(arrays), fs.FedAvg(gamma=0.1, H=5, batch_size=10), "CNN 50 of 1000"
     for dtype in (jnp.float32, jnp.bfloat16):
         own = batch_loss(functools.partial(cnn_scores, patches), dtype)
-        timed(rows, case, f"by hand {dtype.__name__}", by_hand(own, x0, arrays, sizes, 0.1, 50), 50)
+        hand = by_hand(own, x0, arrays, (1000, 50, 50, 5, 10), 0.1, 50)
+        timed(rows, case, f"by hand {dtype.__name__}", hand, 50)
     _ours(rows, case, loss, x0, data, 50, method, 50)
+
+
+def small(rows: Rows) -> None:
+    """The CNN and a small transformer on two cores, beside the best of several programs by hand, in turn."""
+    x0, arrays, loss = cnn_case(20)
+    forms = {"patches": patches, "lax": by_lax}
+    losses = {n: batch_loss(functools.partial(cnn_scores, f), jnp.float32) for n, f in forms.items()}
+    _in_turn(rows, "CNN 4 of 20", losses, loss, x0, arrays, (20, 50, 4, 5, 10), 2)
+    sizes = GPT(65, 64, 128, 2, 4)
+    arrays = {"t": np.random.default_rng(0).integers(0, 65, (16, 32, 65)).astype(np.int32)}
+    one = functools.partial(gpt_loss, jnp.float32, sizes)
+
+    def batch(x: Any, s: Any) -> Any:
+        return jax.vmap(one, (None, 0))(x, s).mean()
+
+    start = gpt_start(jax.random.key(0), sizes)
+    _in_turn(rows, "GPT of 0.4 M, 4 of 16", {"": batch}, one, start, arrays, (16, 32, 4, 4, 4), 4)
+
+
+def _in_turn(
+    rows: Rows,
+    case: str,
+    losses: dict[str, Any],
+    loss: Any,
+    x0: Any,
+    arrays: Any,
+    sizes: tuple[int, ...],
+    rounds: int,
+) -> None:
+    _, _, chosen, H, batch = sizes
+    hands = {}
+    for (name, own), over in itertools.product(losses.items(), ("vmap", "map")):
+        program = by_hand(own, x0, arrays, sizes, 0.05, rounds, over)
+        hands[f"by hand, {over} {name}".strip()] = lambda run=program: jax.block_until_ready(run())
+    method = fs.FedAvg(gamma=0.05, H=H, batch_size=batch)
+    runs = {**hands, "FedStrata": ours(loss, x0, federated(arrays), chosen, method, rounds)}
+    found = interleave({name: lambda run=run: nullcontext(run) for name, run in runs.items()}, REPEATS)
+    best = min(timing.least for timing in found if timing.name != "FedStrata")
+    for timing in found:
+        row = {"case": case, "program": timing.name, "ms": 1e3 * timing.least / rounds, "first": timing.start}
+        rows.append(row | {"ratio": timing.least / best})
+        print(f"{case:24s} {timing.name:24s} {row['ms']:9.1f} ms a round   ratio {rows[-1]['ratio']:.2f}")
 
 
 def _ours(
@@ -245,6 +302,9 @@ def _ours(
     run = functools.partial(ours, loss, x0, data, chosen, method, rounds)
     timed(rows, case, "FedStrata", run(), rounds)
     timed(rows, case, "FedStrata bfloat16", run(precision="bfloat16"), rounds)
+    timed(rows, case, "FedStrata deterministic", run(engine=fs.engines.Simulated(deterministic=True)), rounds)
+    if (devices := len(jax.devices())) > 1:
+        timed(rows, case, f"FedStrata, {devices} devices", run(engine="sharded"), rounds)
     if as_is:
         timed(rows, case, "FedStrata rewrite=False", run(engine=fs.engines.Simulated(rewrite=False)), rounds)
 
@@ -287,12 +347,20 @@ def resnet(rows: Rows) -> None:
         _ours(rows, case, model.loss, x0, federated(arrays), chosen, method, 10, as_is=clients == 8)
 
 
-V, T, D, LAYERS, HEADS = 65, 256, 384, 6, 6
+class GPT(NamedTuple):
+    """The sizes of a transformer."""
+
+    characters: int = 65
+    length: int = 256
+    width: int = 384
+    layers: int = 6
+    heads: int = 6
 
 
-def gpt_start(key: Any) -> Any:
-    """The parameters of a transformer of 10.6 M."""
-    keys = iter(jax.random.split(key, 4 * LAYERS + 3))
+def gpt_start(key: Any, sizes: GPT) -> Any:
+    """The parameters; with the default sizes 10.6 M."""
+    V, T, D, layers, _ = sizes
+    keys = iter(jax.random.split(key, 4 * layers + 3))
 
     def g(*shape: int) -> Any:
         return 0.02 * jax.random.normal(next(keys), shape)
@@ -303,11 +371,12 @@ def gpt_start(key: Any) -> Any:
             "n": jnp.ones(D), "m": jnp.ones(D),
         }  # fmt: skip
 
-    return {"e": g(V, D), "p": g(T, D), "h": g(D, V), "b": [block() for _ in range(LAYERS)]}
+    return {"e": g(V, D), "p": g(T, D), "h": g(D, V), "b": [block() for _ in range(layers)]}
 
 
-def gpt_loss(dtype: Any, x: Any, s: Any) -> Any:
+def gpt_loss(dtype: Any, sizes: GPT, x: Any, s: Any) -> Any:
     """The mean loss of a sample's tokens."""
+    _, T, D, _, heads = sizes
 
     def norm(u: Any, scale: Any) -> Any:
         centred = u - u.mean(-1, keepdims=True)
@@ -317,7 +386,7 @@ def gpt_loss(dtype: Any, x: Any, s: Any) -> Any:
     u = x["e"][s["t"][:-1]] + x["p"]
     for b in x["b"]:
         parts = jnp.split(norm(u, b["n"]) @ b["qkv"], 3, -1)
-        q, k, v = (a.reshape(T, HEADS, D // HEADS)[None] for a in parts)
+        q, k, v = (a.reshape(T, heads, D // heads)[None] for a in parts)
         u = u + jax.nn.dot_product_attention(q, k, v, is_causal=True)[0].reshape(T, D) @ b["o"]
         u = u + jax.nn.gelu(norm(u, b["m"]) @ b["u"]) @ b["d"]
     return jax.vmap(cross_entropy)(u @ x["h"], s["t"][1:]).mean()
@@ -325,20 +394,21 @@ def gpt_loss(dtype: Any, x: Any, s: Any) -> Any:
 
 def gpt(rows: Rows) -> None:
     """A transformer of 10.6 M parameters."""
-    rng, x0 = np.random.default_rng(0), gpt_start(jax.random.key(0))
-    arrays = {"t": rng.integers(0, V, (64, 64, T + 1)).astype(np.int32)}
-    case, sizes = "GPT 16 of 64", (64, 64, 16, 4, 8)
+    sizes = GPT()
+    rng, x0 = np.random.default_rng(0), gpt_start(jax.random.key(0), sizes)
+    arrays = {"t": rng.integers(0, sizes.characters, (64, 64, sizes.length + 1)).astype(np.int32)}
+    case = "GPT 16 of 64"
     for dtype in (jnp.float32, jnp.bfloat16):
-        loss = functools.partial(gpt_loss, dtype)
+        loss = functools.partial(gpt_loss, dtype, sizes)
 
         def batch(x: Any, s: Any, loss: Any = loss) -> Any:
             return jax.vmap(loss, (None, 0))(x, s).mean()
 
-        hand = by_hand(batch, x0, arrays, sizes, 0.05, 5)
+        hand = by_hand(batch, x0, arrays, (64, 64, 16, 4, 8), 0.05, 5)
         timed(rows, case, f"by hand {dtype.__name__}", hand, 5)
-    data, plain = federated(arrays), functools.partial(gpt_loss, jnp.float32)
+    data, plain = federated(arrays), functools.partial(gpt_loss, jnp.float32, sizes)
     _ours(rows, case, plain, x0, data, 16, fs.FedAvg(gamma=0.05, H=4, batch_size=8), 5, as_is=False)
-    cast = functools.partial(gpt_loss, jnp.bfloat16)
+    cast = functools.partial(gpt_loss, jnp.bfloat16, sizes)
     timed(rows, case, "FedStrata, cast by the loss", ours(
         cast, x0, data, 16, fs.FedAvg(gamma=0.05, H=4, batch_size=8), 5), 5)  # fmt: skip
     values = fs.FedRZO(gamma=1e-6, eta=1e-2, H=4, batch_size=8)
@@ -346,19 +416,20 @@ def gpt(rows: Rows) -> None:
 
 
 PARTS = {"limits": limits, "forms": forms, "cnn": cnn, "resnet": resnet, "gpt": gpt}
+ON_CPUS = {"small": small}
 
 
 def main() -> None:
     """Run the parts that are asked for; what was measured is written after each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", help=", ".join({**PARTS, **ON_CPUS}))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     device = jax.devices()[0]
     rows: Rows = [{"case": "machine", "program": f"{device.device_kind}, JAX {jax.__version__}"}]
     print(rows[0]["program"], flush=True)
     for part in given.parts or list(PARTS):
-        PARTS[part](rows)
+        {**PARTS, **ON_CPUS}[part](rows)
         if given.out is not None:
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(json.dumps(rows, indent=1))

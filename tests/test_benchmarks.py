@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from benchmarks import fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, scale
+from benchmarks import cifar10, fedavg_softmax, fedmsa_losstuning, fedrzo, first_result, scale
 from benchmarks.alternatives import ALTERNATIVES, Case
 from benchmarks.rates import compositions
 from benchmarks.rates.law import Law, slope
@@ -224,3 +224,32 @@ def test_tracked_ratios_are_shown_over_time(tmp_path, monkeypatch):
     assert "| ratio, less is better | 2026-01-01 | 2026-02-01 |  |" in shown
     assert "| a call / by hand | 0.50 |  | <svg" in shown
     assert "- 2026-02-01, `0123456`: 2 cores, a processor, Python 3.11.7, jax 0.12" in shown
+
+
+def test_splits_of_the_published_benchmark():
+    """Clients have as many images each, no image twice; by Dir(0.1) few classes each."""
+    labels, rng = np.repeat(np.arange(10), 1000), np.random.default_rng(0)
+    classes = {}
+    for kind in ("iid", "dirichlet"):
+        parts = cifar10.split(labels, kind, 200, rng)
+        assert {len(part) for part in parts} == {cifar10.IMAGES}
+        assert len(np.unique(np.concatenate(parts))) == 200 * cifar10.IMAGES
+        classes[kind] = np.mean([len(np.unique(labels[part])) for part in parts])
+    assert classes["dirichlet"] < 5 < 9 < classes["iid"]
+
+
+@pytest.mark.slow
+def test_rows_of_the_published_benchmark():
+    """Each kind of row runs; the noise is that of (2, 1e-6)-DP."""
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 256, (200, 32, 32, 3), np.uint8), "y_train": rng.integers(0, 10, 200),
+        "x_test": rng.integers(0, 256, (4, 32, 32, 3), np.uint8), "y_test": rng.integers(0, 10, 4),
+    }  # fmt: skip
+    pixels = arrays["x_train"].reshape(-1, 3)
+    np.testing.assert_allclose(cifar10.moments(arrays["x_train"]), [pixels.mean(0), pixels.std(0)])
+    for name in ("SCAFFOLD iid", "FedAvg dirichlet, private"):
+        found = cifar10.run(arrays, cifar10.ROWS[name]._replace(rounds=1), 4, 2, 0)
+        assert found["finite"]
+        assert 0 <= found["accuracy"] <= 1
+    assert 0.5 < cifar10.multiplier(1500) < cifar10.multiplier(3000) < 1.5

@@ -1,5 +1,6 @@
 """Convolutions with groups as products: equal to `lax` on random shapes, and in whole runs."""
 
+from collections import OrderedDict
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from jax import lax
 
 import fedstrata as fs
 from fedstrata.engines.convolutions import Shape, form_of, rewritten
+from fedstrata.engines.simulated import fitting
 
 pytestmark = pytest.mark.slow  # of the quick tests, the rows of methods and of the kit would fail as well
 
@@ -180,7 +182,7 @@ def test_the_form_is_the_one_that_writes_less():
 def test_blocks_are_halved_until_they_fit(monkeypatch):
     """Out of memory: told once, met by halving, remembered by the runs after it."""
     engine, tried = fs.engines.Simulated(), []
-    monkeypatch.setattr("fedstrata.engines.simulated._halved", {})
+    monkeypatch.setattr("fedstrata.engines.simulated._smaller", {})
 
     def run(engine):
         tried.append(engine.halvings)
@@ -188,10 +190,47 @@ def test_blocks_are_halved_until_they_fit(monkeypatch):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
         return "done"
 
-    with pytest.warns(UserWarning, match="Blocks of clients are halved") as told:
-        assert engine.fitting(run) == "done"
+    with pytest.warns(UserWarning, match="Fewer are computed at once") as told:
+        assert fitting(engine, run) == "done"
     assert (tried, len(told)) == ([0, 1, 2], 1)
-    assert engine.fitting(run) == "done"
+    assert fitting(engine, run) == "done"
     assert tried[3:] == [2]
     with pytest.raises(jax.errors.JaxRuntimeError):
-        fs.engines.Simulated(chunk=4).fitting(run)
+        fitting(fs.engines.Simulated(chunk=4), run)
+
+
+@pytest.mark.parametrize("grid", [(3, 2), (1, 4)])
+def test_runs_that_do_not_fit_take_turns(monkeypatch, grid):
+    """A device whose memory holds one run: the others come after it, with the same results."""
+    methods, seeds = [fs.FedAvg(gamma=0.01 * (1 + k), H=2) for k in range(grid[0])], list(range(grid[1]))
+    plain = [{"u": client["u"][:, :2, 0, 0], "b": client["b"]} for client in map(data.client, range(3))]
+    small = fs.FederatedData.from_clients(plain)
+
+    def swept():
+        def quadratic(x, sample):  # a new one each time: nothing is compiled yet
+            return (sample["u"] @ x - sample["b"]) ** 2
+
+        problem = fs.Minimization(quadratic)
+        return fs.sweep(problem, methods, small, np.ones(2), rounds=3, seeds=seeds, progress=False)
+
+    expected = swept()
+    smaller, runs = {}, grid[0] * grid[1]
+
+    def free():
+        return 2**40 if any(engine.turns >= runs for engine in smaller.values()) else 1
+
+    monkeypatch.setattr("fedstrata.engines.simulated._smaller", smaller)
+    monkeypatch.setattr("fedstrata.engines.programs.free_bytes", free)
+    monkeypatch.setattr("fedstrata.engines.programs._programs", OrderedDict())
+    with pytest.warns(UserWarning, match="Fewer are computed at once"):
+        found = swept()
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a.x, b.x, rtol=1e-6)
+        np.testing.assert_allclose(a.history["loss"], b.history["loss"], rtol=1e-6)
+
+
+def test_deterministic_programs_are_others():
+    """XLA refuses options that it does not know."""
+    usual, same = run(fs.engines.Simulated()), run(fs.engines.Simulated(deterministic=True))
+    for name in x0:
+        np.testing.assert_array_equal(usual.x[name], same.x[name])

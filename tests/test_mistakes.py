@@ -210,3 +210,12 @@ def test_statistics_of_a_module_are_no_parameters():
     net = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
     with pytest.raises(TypeError, match=r"x0\.mean is a statistic of batches"):
         solve(problem=fs.Minimization(lambda net, sample: net(sample["a"]).sum()), x0=net)
+
+    nn = pytest.importorskip("flax.linen")
+    linen = nn.BatchNorm(use_running_average=True)
+    x0 = linen.init(jax.random.key(0), np.ones(3))
+    with pytest.raises(TypeError, match="is a statistic of batches"):
+        solve(problem=fs.Minimization(lambda x, sample: linen.apply(x, sample["a"]).sum()), x0=x0)
+    loss = lambda x, sample: linen.apply({"params": x}, sample["a"]).sum()  # noqa: E731
+    with pytest.raises(TypeError, match="Statistics of batches belong to no sample"):
+        solve(problem=fs.Minimization(loss), x0=x0["params"])

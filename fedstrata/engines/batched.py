@@ -28,7 +28,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed, common_structure
 from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job
 from fedstrata.engines.programs import Program, lanes_of, program, settle
-from fedstrata.engines.simulated import Simulated, send_home, strided, trace_advance, trace_begin
+from fedstrata.engines.simulated import Simulated, fitting, send_home, strided, trace_advance, trace_begin
 from fedstrata.support.threads import cores
 
 
@@ -42,16 +42,24 @@ class Batched(Engine):
         inner: how each of them runs.
         seeds: the number of seeds of every method, the same for all methods.
         own_data: whether every seed has data of its own, stacked on a leading axis.
+        turns: groups of runs that are computed one after the other, because all of them did not fit into the
+            device's memory.
     """
 
     inner: Simulated
     seeds: int
     own_data: bool = False
+    turns: int = 1
 
     @property
     def rewrite(self) -> bool:  # type: ignore[override]
         """The inner engine's."""
         return self.inner.rewrite
+
+    @property
+    def deterministic(self) -> bool:  # type: ignore[override]
+        """As of the engine inside."""
+        return self.inner.deterministic
 
     @classmethod
     def of(cls, chunk: Chunk, runs: int, seeds: int, own_data: bool) -> Batched:
@@ -75,11 +83,20 @@ class Batched(Engine):
     def lane(self, carry: Carry, number: int) -> Carry:
         return tree.row(carry, number)
 
+    def smaller(self) -> Batched | None:
+        """The engine with half as many runs side by side; of a single run, with half as large blocks."""
+        if self.turns < self.inner.runs:
+            return replace(self, turns=2 * self.turns)
+        inner = self.inner.smaller()
+        return None if inner is None else replace(self, inner=inner)
+
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
-        args = (job.method, carry, np.asarray(job.seed, np.uint32), job.data)
-        carry, words = program(_trace_begin, self, job.setup, args)(*args)
+        seeds = np.asarray(job.seed, np.uint32)
+        inputs = job.method, carry, seeds
+        found = fitting(self, lambda engine: engine._in_parts(_trace_begin, job.setup, inputs, job.data))
+        carry, words = found
         words = jax.tree.map(np.asarray, words)
-        return carry, [settle(tree.row(words, b), 1) for b in range(len(args[2]))]
+        return carry, [settle(tree.row(words, b), 1) for b in range(len(seeds))]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
@@ -87,39 +104,49 @@ class Batched(Engine):
         seeds = np.asarray(job.seed, np.uint32)
         active = np.ones(len(seeds), bool) if active is None else active
         setup, slots = strided(job.setup, rounds), self.inner.slots(first, rounds)
-        parts, calls = self._parts(len(seeds)), []  # equal parts share one program
-        for engine, lanes in parts:
-            inputs: tuple[Any, ...] = job.method, carry, seeds, active
-            data = job.data
-            if len(parts) > 1:
-                inputs = _some(lanes, inputs)
-                data = _some(lanes[: engine.seeds] % self.seeds, data) if self.own_data else data
-            args = (*inputs[:3], data, inputs[3], *slots)
-            calls.append((program(_trace_advance, engine, setup, args), args))
-        if len(parts) == 1:
-            run, args = calls[0]
-            carry, *happened = run(*args)
-            send_home(carry)
-            history, words, bad = jax.device_get(happened)
-        else:
-            back = np.argsort(np.concatenate([lanes for _, lanes in parts]))
-            fetched = jax.tree.map(lambda *parts: np.concatenate(parts)[back], *_at_once(calls))
-            carry, history, words, bad = fetched
+        inputs = job.method, carry, seeds, active
+        carry, *happened = fitting(
+            self, lambda engine: engine._in_parts(_trace_advance, setup, inputs, job.data, *slots)
+        )
+        send_home(carry)
+        history, words, bad = jax.device_get(happened)
         return Advanced(carry, lanes_of(rounds, history.tree(), words.tree(), bad))
 
+    def _in_parts(
+        self, trace: Callable[..., Any], setup: Setup, inputs: tuple[Any, ...], data: Any, *slots: Any
+    ) -> Any:
+        """What a program computes of all runs: at once, or part after part."""
+        parts, calls = self._parts(len(inputs[2])), []  # equal parts share one program
+        for engine, lanes in parts:
+            own = inputs if len(parts) == 1 else _some(lanes, inputs)
+            its = data
+            if self.own_data and len(parts) > 1:
+                its = _some(lanes[: engine.seeds] % self.seeds, data)
+            args = (*own[:3], its, *own[3:], *slots)
+            calls.append((program(trace, engine, setup, args), args))
+        if len(parts) == 1:
+            run, args = calls[0]
+            return run(*args)
+        back = np.argsort(np.concatenate([lanes for _, lanes in parts]))
+        found = _at_once(calls) if self.turns == 1 else [jax.device_get(run(*args)) for run, args in calls]
+        return jax.tree.map(lambda *parts: np.concatenate(parts)[back], *found)
+
     def _parts(self, runs: int) -> list[tuple[Batched, np.ndarray]]:
-        """The runs of each core of a CPU: XLA runs small operations in one thread.
+        """The runs of each core of a CPU, where XLA runs small operations in one thread, or of each turn.
 
         Seeds are divided rather than methods, because runs of one seed share their draws.
         """
-        number = cores() if jax.default_backend() == "cpu" else 1
+        number = max(cores() if jax.default_backend() == "cpu" else 1, self.turns)
         grid = np.arange(runs).reshape(-1, self.seeds)
-        for axis in (1, 0):
-            among = int(np.gcd(grid.shape[axis], number))
-            if among > 1:
-                parts = np.split(grid, among, axis)
-                return [(replace(self, seeds=part.shape[1]), part.ravel()) for part in parts]
-        return [(self, np.arange(runs))]
+        seeds = _divisor(grid.shape[1], number)
+        methods = _divisor(grid.shape[0], number // seeds)
+        parts = [part for rows in np.split(grid, methods) for part in np.split(rows, seeds, 1)]
+        return [(replace(self, seeds=part.shape[1]), part.ravel()) for part in parts]
+
+
+def _divisor(length: int, most: int) -> int:
+    """The largest number up to ``most`` that divides a length."""
+    return next(n for n in range(min(most, length), 0, -1) if length % n == 0)
 
 
 def _some(lanes: np.ndarray, stacked: Any) -> Any:

@@ -110,6 +110,7 @@ class Engine(abc.ABC):
 
     evaluations_at_once: ClassVar[int] = 64  # the most that one call of `advance` takes
     rewrite: bool = False  # whether convolutions with weights of each client's own are compiled as products
+    deterministic: bool = False  # whether a GPU's programs give the same bits in every run
     has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
     elsewhere: bool = False  # whether they are in other processes, so that a run's data only stands for them
 

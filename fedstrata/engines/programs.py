@@ -28,6 +28,20 @@ _programs: OrderedDict[Any, Program] = OrderedDict()
 _lock = Lock()  # threads may solve at the same time; a program compiled twice is only slow
 
 
+# Of a GPU, for the same bits in every run; an unknown name is an error, on CPUs too.
+DETERMINISTIC = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
+
+
+class TooLarge(MemoryError):
+    """A program needs more memory than the device has free."""
+
+
+def free_bytes() -> int | None:
+    """The bytes that are free on the device, if it says so; CPUs do not."""
+    stats = jax.local_devices()[0].memory_stats()
+    return None if not stats else stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+
+
 @dataclass(frozen=True)
 class Program:
     """An executable. It takes leaves: equal programs may have methods of unequal structure."""
@@ -36,9 +50,16 @@ class Program:
     calls_host: bool
     remarks: tuple[str, ...] = ()
     frozen: tuple[Any, ...] = ()  # arrays that it reads besides its arguments
+    needs: int = 0  # bytes of memory besides the arguments, where a device says how much is free
 
     def __call__(self, *args: PyTree) -> PyTree:
-        """Run the program."""
+        """Run the program.
+
+        Raises:
+            TooLarge: if it needs more memory than there is.
+        """
+        if self.needs and self.needs > (free := free_bytes() or self.needs):
+            raise TooLarge(f"A program needs {self.needs:,} bytes besides its arguments; {free:,} are free.")
         return self.run(*jax.tree.leaves(args), *self.frozen)
 
 
@@ -70,14 +91,16 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
         with uncollected():  # while tracing alone: compiling is XLA's, and may take long
             traced, reader = jax.jit(flat).trace(*leaves), Reader()
             digest = reader.text(traced.jaxpr), objects(jax.tree.structure(traced.out_info)), shapes, config
-            same: Any = key if reader.calls_host else (digest, engine.rewrite)
+            same: Any = key if reader.calls_host else (digest, engine.rewrite, engine.deterministic)
             with _lock:
                 executable = _programs.get(same)
             if executable is None:
                 convolves = "conv_general_dilated" in reader.primitives
                 lowered, remarks = lowered_by(traced, tuple(leaves), engine.rewrite and convolves)
         if executable is None:
-            executable = Program(lowered.compile(), reader.calls_host, remarks)
+            options = DETERMINISTIC if engine.deterministic else None
+            run = lowered.compile(options)
+            executable = Program(run, reader.calls_host, remarks, needs=_needs(run))
     remark(*executable.remarks)
     with _lock:  # twice: the same objects need not be traced again, equal equations not compiled
         _programs.update({key: executable, same: executable})
@@ -102,6 +125,11 @@ def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, 
     return lowered, (
         f"{number} convolutions of clients side by side are compiled as products (not with rewrite=False)",
     )
+
+
+def _needs(run: Any) -> int:
+    memory = None if free_bytes() is None else run.memory_analysis()
+    return 0 if memory is None else memory.temp_size_in_bytes + memory.output_size_in_bytes
 
 
 def kept() -> frozenset[Any]:

@@ -33,9 +33,11 @@ from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job, Lane
 from fedstrata.engines.metrics import is_asked
 from fedstrata.engines.programs import (
     Rows,
+    TooLarge,
     WideCounts,
     add_counts,
     counts_of,
+    free_bytes,
     no_counts,
     program,
     settle,
@@ -45,6 +47,7 @@ from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure,
 from fedstrata.support.tracing import traced
 
 Found = TypeVar("Found")
+EngineT = TypeVar("EngineT", bound=Any)  # which has `smaller`
 
 CACHED = 320_000  # numbers of a block's clients on a CPU; measured where each of two cores has 1 MiB of L2
 MAP_FROM = 2_000  # numbers in a message from which a CPU evaluates one client after the other
@@ -66,12 +69,15 @@ class Simulated(Engine):
         halvings: how often blocks were halved because they did not fit into the device's memory.
         rewrite: whether convolutions with weights of each client's own are compiled as products of matrices,
             where that is quicker, see `fedstrata.engines.convolutions`.
+        deterministic: whether a GPU gives the same bits in every run: no atomic sums, and no kernels that are
+            chosen by timing. CPUs do so anyway.
     """
 
     chunk: Chunk = "auto"
     runs: int = field(default=1, kw_only=True)
     halvings: int = field(default=0, kw_only=True)
     rewrite: bool = field(default=True, kw_only=True)
+    deterministic: bool = field(default=False, kw_only=True)
     flat_passes: ClassVar[bool] = True  # whether an evaluation goes over the flat arrays, or client by client
 
     def __post_init__(self) -> None:
@@ -143,33 +149,24 @@ class Simulated(Engine):
 
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         args = (job.method, carry, np.uint32(job.seed), job.data)
-        carry, words = self.fitting(lambda engine: program(trace_begin, engine, job.setup, args)(*args))
+        carry, words = fitting(self, lambda engine: program(trace_begin, engine, job.setup, args)(*args))
         return carry, [settle(words, 1)]
 
     def advance(
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         args = (job.method, carry, np.uint32(job.seed), job.data, *self.slots(first, rounds))
-        carry, happened = self.fitting(
-            lambda engine: in_strides(trace_advance, engine, job.setup, rounds, args)
+        carry, happened = fitting(
+            self, lambda engine: in_strides(trace_advance, engine, job.setup, rounds, args)
         )
         history, words, bad = happened
         return Advanced(carry, [Lane(values_of(rounds, history), counts_of(rounds, words), int(bad))])
 
-    def fitting(self, run: Callable[[Simulated], Found]) -> Found:
-        """Run with blocks that fit into the device's memory: halved where they do not, which is told once."""
-        while True:
-            halvings = _halved.get(self, self.halvings)
-            try:
-                return run(self if halvings == self.halvings else replace(self, halvings=halvings))
-            except jax.errors.JaxRuntimeError as error:
-                full = "RESOURCE_EXHAUSTED" in str(error)
-                if self.chunk != "auto" or not full or halvings >= MOST_HALVINGS:
-                    raise
-            if halvings == self.halvings:
-                words = "The clients' arrays did not fit into the device's memory side by side."
-                warnings.warn(f"{words} Blocks of clients are halved until they do.", stacklevel=6)
-            _halved[self] = halvings + 1
+    def smaller(self) -> Simulated | None:
+        """The engine with half as large blocks, for a device whose memory was too small."""
+        if self.chunk != "auto" or self.halvings >= MOST_HALVINGS:
+            return None
+        return replace(self, halvings=self.halvings + 1)
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
@@ -178,13 +175,32 @@ class Simulated(Engine):
         return np.int32(first), np.int32(len(rounds)), slots
 
 
-_halved: dict[Simulated, int] = {}  # what the runs before found out
+_smaller: dict[Any, Any] = {}  # engines that fitted in earlier runs, by the user's
+
+
+def fitting(engine: EngineT, run: Callable[[EngineT], Found]) -> Found:
+    """Run with fewer clients, or fewer runs, side by side if they do not fit into the device's memory.
+
+    The user is told once. What a program needs besides its arguments is known when it is compiled, so that
+    most that are too large are not tried.
+    """
+    while True:
+        now = _smaller.get(engine, engine)
+        try:
+            return run(now)
+        except (jax.errors.JaxRuntimeError, TooLarge) as error:
+            full = isinstance(error, TooLarge) or "RESOURCE_EXHAUSTED" in str(error)
+            if not full or (less := now.smaller()) is None:
+                raise
+        if now is engine:
+            words = "The arrays of clients, or of runs, did not fit into the device's memory side by side."
+            warnings.warn(f"{words} Fewer are computed at once, until they do.", stacklevel=6)
+        _smaller[engine] = less
 
 
 def room() -> int:
     """Bytes for the clients of a block: half of what is free on the device."""
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return max((stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)) // 2, BLOCK_BYTES)
+    return max((free_bytes() or 0) // 2, BLOCK_BYTES)
 
 
 def strided(setup: Setup, rounds: np.ndarray) -> Setup:

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import jax
+import jax.monitoring
 
 VARIABLE = "FEDSTRATA_COMPILED"  # a folder, or "off"; it decides for the command line
+_loaded = [0]  # programs that were found on disk
 LEAST = 0.1  # seconds of compiling from which a program is worth a file: a phase at a site takes 0.2 to 0.6
 
 
@@ -41,3 +43,15 @@ def keep_compiled(folder: str | os.PathLike[str] | None = None) -> Path | None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", LEAST)
     return path
+
+
+def loaded() -> int:
+    """The number of programs that this process found on disk so far, and did not compile."""
+    return _loaded[0]
+
+
+def _listen(event: str, **_: str | int) -> None:
+    _loaded[0] += event == "/jax/compilation_cache/cache_hits"
+
+
+jax.monitoring.register_event_listener(_listen)

@@ -19,6 +19,11 @@ def hint(error: Exception) -> str:
             "A function of PyTorch needs a bridge: fs.from_torch(module, loss) gives a loss with values and "
             "derivatives from PyTorch; see the page For PyTorch users."
         )
+    if "batch_stats" in str(error):  # of Flax linen
+        return (
+            "Statistics of batches belong to no sample, and average badly over clients that differ. Take "
+            "group or layer normalisation (nn.GroupNorm)."
+        )
     values = "; or, where only values are needed, fs.black_box(function) takes any Python."
     match error:
         case jax.errors.TracerBoolConversionError():

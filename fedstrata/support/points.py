@@ -47,7 +47,7 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
             inside = jax.tree_util.tree_map_with_path
             return inside(lambda inner, each: convert((*path, *inner), each, True), leaf)
         where = f"{name}{jax.tree_util.keystr(path)}"
-        if _is_statistic(leaf):
+        if _is_statistic(leaf) or "['batch_stats']" in where:  # of Flax NNX, or of linen
             raise TypeError(
                 f"{where} is a statistic of batches, which would be trained like a parameter. Take group or "
                 "layer normalisation, whose outputs depend on one sample alone."

@@ -13,6 +13,7 @@ from fedstrata.lab.experiments.base import Setting
 from fedstrata.lab.report import RunRecord
 from fedstrata.solving.result import BOOKKEEPING
 from fedstrata.solving.track import Row, Run, Tracker
+from fedstrata.support.compiled import loaded
 
 _SHOWN = 8  # numbers of a run that fit on a line
 
@@ -34,6 +35,7 @@ class Display:
         self.total, self.done, self.metrics, self.enabled = total, done, metrics, enabled
         self.console = console or Console()
         self._bar: Any = None
+        self._loaded = loaded()
 
     def __enter__(self) -> Display:
         if self.enabled and self.done:
@@ -79,9 +81,12 @@ class Display:
         if self.enabled:
             words = self._latest(runs[-1].history) if runs else "nothing"
             words += f"  {runs[-1].verdict}" if runs and runs[-1].verdict else ""
-            seconds = sum(run.seconds for run in runs)
+            took = f"{sum(run.seconds for run in runs):.1f} s"
+            if loaded() > self._loaded:
+                took += ", compiled programs found on disk"
+            self._loaded = loaded()
             self.console.print(
-                f"[{self.done}/{self.total}] {setting.run} ({seconds:.1f} s): {words}",
+                f"[{self.done}/{self.total}] {setting.run} ({took}): {words}",
                 markup=False,
                 highlight=False,
                 soft_wrap=self._bar is None,
