@@ -9,15 +9,18 @@ from fedstrata.methods.apfl import APFL as APFL
 from fedstrata.methods.big_sam import BiGSAM as BiGSAM
 from fedstrata.methods.codasca import CODASCA as CODASCA
 from fedstrata.methods.compositional_fedavg import CompositionalFedAvg as CompositionalFedAvg
+from fedstrata.methods.decomfl import DeComFL as DeComFL
 from fedstrata.methods.ditto import Ditto as Ditto
 from fedstrata.methods.drfa import DRFA as DRFA
 from fedstrata.methods.ds_feddro import DSFedDRO as DSFedDRO
 from fedstrata.methods.fastdro import FastDRO as FastDRO
 from fedstrata.methods.fcsgm import FCSGM as FCSGM
 from fedstrata.methods.fedac import FedAC as FedAC
+from fedstrata.methods.fedapd import FedAPD as FedAPD
 from fedstrata.methods.fedavg import FedAvg as FedAvg
 from fedstrata.methods.feddro import FedDRO as FedDRO
 from fedstrata.methods.fedf2sa import FedF2SA as FedF2SA
+from fedstrata.methods.fedkseed import FedKSeed as FedKSeed
 from fedstrata.methods.fedmsa import FedMSA as FedMSA
 from fedstrata.methods.fedmspp import FedMSPP as FedMSPP
 from fedstrata.methods.fednest import FedNest as FedNest
@@ -33,6 +36,7 @@ from fedstrata.methods.fedstorm import FedSTORM as FedSTORM
 from fedstrata.methods.fedzo import FedZO as FedZO
 from fedstrata.methods.fessgda import FESSGDA as FESSGDA
 from fedstrata.methods.gcivr import GCIVR as GCIVR
+from fedstrata.methods.hiso import HiSo as HiSo
 from fedstrata.methods.hypergradient_descent import HypergradientDescent as HypergradientDescent
 from fedstrata.methods.ipir_fedavg import IPIRFedAvg as IPIRFedAvg
 from fedstrata.methods.lfd import LFD as LFD

@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 class Agnostic(Method[Minimization, State]):
-    """Base of AFL and DRFA, whose first two fields are the step sizes of x and of λ."""
+    """Base of the methods for the worst client, whose first two fields are the step sizes of x and of λ."""
 
     gamma: Positive
     eta_lam: Positive

@@ -248,16 +248,21 @@ def worst_client(at: Conditions) -> Worst:
     """
     its = at["loss"]
     steps = descent(at, its, largest(its))
-    mu = max(its.mu, 1 / at.rounds * scale(its))
-    spread = at.clients * max(its.heterogeneity, LEFT * its.gradient) ** 2
-    if not spread > 0:
-        raise NoRule("the clients' losses do not differ at the start, so their weights cannot be learned")
-    eta = mu / spread
+    eta = max(its.mu, 1 / at.rounds * scale(its)) / spread_of_losses(at)
     why = "eta_lam = mu over the spread of clients' gradients"
     if steps.fades:
         falls = falling(eta, at.rounds) if its.kinked else fading(eta, max(its.mu, 0) / scale(its) / 2)
         return Worst(steps.gamma, falls, steps._replace(why=f"{steps.why}; {why}"))
     return Worst(steps.gamma, eta, Steps(steps.gamma, steps.rate / 20, f"gamma = 1/L; {why}"))
+
+
+def spread_of_losses(at: Conditions) -> float:
+    """M ζ², a bound on ‖J‖² of the clients' losses."""
+    its = at["loss"]
+    spread = at.clients * max(its.heterogeneity, LEFT * its.gradient) ** 2
+    if not spread > 0:
+        raise NoRule("the clients' losses do not differ at the start, so their weights cannot be learned")
+    return float(spread)
 
 
 # Coupled sequences

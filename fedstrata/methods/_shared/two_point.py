@@ -112,7 +112,7 @@ def overshooting(method: Any, moment: Moment) -> list[str]:
     ]
 
 
-def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
+def lost_in_rounding(method: Any, width: str, moment: Moment, of_entries: bool = False) -> list[str]:
     """A warning, before the run, if the entries of a direction are rounded away when added to x0.
 
     Args:
@@ -120,6 +120,7 @@ def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
             of a direction are about η/√n.
         width: the name of that field.
         moment: the warning is given only before the run.
+        of_entries: whether η is the size of an entry, as of normal directions.
     """
     if moment.state is not None:
         return []
@@ -127,10 +128,11 @@ def lost_in_rounding(method: Any, width: str, moment: Moment) -> list[str]:
     floats = [leaf for leaf in map(np.asarray, jax.tree.leaves(moment.x0)) if leaf.dtype.kind == "f"]
     gaps = [(float(np.spacing(np.abs(leaf).max(initial=0))), leaf.dtype) for leaf in floats]
     gap, dtype = max(gaps, key=lambda pair: pair[0], default=(0.0, None))
-    if eta / np.sqrt(n) >= gap:
+    entry = eta if of_entries else eta / np.sqrt(n)
+    if entry >= gap:
         return []
     return [
         f"{type(method).__name__}: {width}={eta:g} is lost in rounding: the entries of its directions, about "
-        f"{eta / np.sqrt(n):.1g}, are below {gap:.1g}, the spacing of {dtype} numbers near x0. Take a larger "
+        f"{entry:.1g}, are below {gap:.1g}, the spacing of {dtype} numbers near x0. Take a larger "
         f"{width}, scale or centre the data, or use float64: jax.config.update('jax_enable_x64', True)."
     ]

@@ -40,6 +40,7 @@ CASES = [
     case("fedmspp", fs.FedMSPP(eta=0.5, gamma=0.1, H=3, batch_size=2)),
     case("qfedavg", fs.QFedAvg(gamma=0.1, q=2.0, H=2, batch_size=2)),
     case("drfa", fs.DRFA(gamma=0.1, eta_lam=0.1, tau=3, batch_size=2)),
+    case("fedapd", fs.FedAPD(gamma=0.1, eta_lam=0.1, J=2, batch_size=2), participation=None),
     case("ditto", fs.Ditto(gamma=0.1, eta=0.1, lam=0.5, H=np.array([0, 1, 2, 3, 1]), s=2, batch_size=2)),
     case("pfedme", fs.PFedMe(eta=0.02, gamma=0.05, lam=2.0, beta=0.9, R=2, K=2, batch_size=2)),
     case("per-fedavg", fs.PerFedAvg(beta=0.1, alpha=0.2, H=2, order="second", batch_size=2)),
@@ -54,5 +55,8 @@ CASES = [
         "fedrzo-shared",
         fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, messages="scalars", shared_directions=True),
     ),
+    case("decomfl", fs.DeComFL(eta=0.01, mu=0.05, K=2, P=3, batch_size=2)),
+    case("hiso", fs.HiSo(eta=0.01, mu=0.05, nu=0.9, K=2, P=2, two_sided=True, batch_size=2)),
+    case("fedkseed", fs.FedKSeed(eta=0.01, eps=0.05, K=6, tau=np.array([0, 1, 2, 3, 1]), batch_size=2)),
     case("fedrzo-sets", fs.FedRZO(gamma=0.01, eta=0.1, H=2), problem=in_a_ball),
 ]

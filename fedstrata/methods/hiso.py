@@ -1,0 +1,135 @@
+"""HiSo: scalar messages along directions that a diagonal of curvature shapes (Li et al. 2026, authors' code).
+
+    min_x  1/m Σ_i E f_i(x, ξ)
+
+    1  server: send a new key, and what the last round's steps are made of: its key, s̄, η and ν
+    2  client i: x ← x − η/P Σ_p s̄_kp u_kp for k < K, the last round's steps
+    3  client i: Δ ← 1/P Σ_p s̄_Kp u_Kp, of the last local step;   H ← ν H + (1 − ν) Δ²,  entry by entry
+    4  client i, K times from z = x: draw ξ, and u_kp ~ H^(−½) N(0, I), p < P, from the new key and k
+    5      s_kp ← (f_i(z + μ u_kp, ξ) − f_i(z, ξ))/μ,   z ← z − η/P Σ_p s_kp u_kp
+    6  client i: send s, and forget z
+    7  server: s̄ ← the mean of the s;   x and H as in lines 2 and 3
+
+This is `fedstrata.DeComFL` with H, which starts at 1 and never travels: everybody computes it from the
+scalars. ν = 1 is DeComFL. The mean step is −η H⁻¹ ∇f. Where Δ vanishes, at a solution without noise, H falls
+by ν in every round and the steps grow, so η has to decrease there.
+
+The authors' code has two forms for P > 1; this is the one that squares the sum over p (its `Batch` class),
+and updates H once in a round. As in DeComFL the server sends x, and H, if only a part of the clients takes
+part in a round. Reveals only averages. Needs function values only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedstrata.core import tree
+from fedstrata.core.client import Client
+from fedstrata.core.fed import Fed, Remember
+from fedstrata.core.method import BatchSize, Count, Fraction, Method, Moment, Positive, method
+from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.estimators.sphere import combine
+from fedstrata.methods._shared.scalars import (
+    Sent,
+    directions,
+    local_scalars,
+    nothing,
+    replayed,
+    without_sets,
+    words_of,
+)
+from fedstrata.methods._shared.two_point import lost_in_rounding
+from fedstrata.problems.classes import Minimization
+
+
+class Copy(NamedTuple):
+    """What server and clients keep."""
+
+    x: PyTree
+    H: PyTree
+
+
+class State(NamedTuple):
+    """The server's iterate and curvature, what its last steps were made of, and ν then."""
+
+    x: PyTree
+    H: PyTree
+    last: Sent
+    nu: Array
+
+
+@method
+class HiSo(Method[Minimization, State]):
+    """``K`` local steps of size ``eta`` along ``P`` shared directions, shaped by H; scalars both ways.
+
+    Args:
+        eta: the step size.
+        mu: the width of the differences.
+        nu: the part of H that a round keeps; 1 keeps H = 1, which is DeComFL.
+        K: local steps per round.
+        P: directions per step; a step takes P + 1 function values, two-sided 2P.
+        two_sided: use differences on both sides in line 5.
+        batch_size: the minibatch size; None uses all of a client's samples.
+    """
+
+    eta: Positive  # η
+    mu: Positive  # μ
+    nu: Fraction = 0.95  # ν
+    K: Count = 1
+    P: Count = 1
+    two_sided: bool = False
+    batch_size: BatchSize = None
+
+    solves = (Minimization,)
+    private_samples = True
+    drifts = "K"
+    needs = "function values"
+
+    @classmethod
+    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
+    def refuses(cls, problem: Minimization) -> str | None:
+        return without_sets(cls.__name__, problem)
+
+    def cautions(self, moment: Moment) -> list[str]:
+        return super().cautions(moment) + lost_in_rounding(self, "mu", moment, of_entries=True)
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        last = nothing(self.K, self.P, x0)
+        return State(x0, jax.tree.map(jnp.ones_like, x0), last, jnp.ones_like(last.eta))
+
+    def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Copy:
+        return Copy(x0, jax.tree.map(jnp.ones_like, x0))
+
+    def caught_up(self, at: Copy, sent: Sent, nu: Real) -> Copy:
+        """Lines 2 and 3."""
+        K, P = sent.scalars.shape
+        u = directions(sent.words, K - 1, at.x, P, at.H)
+        delta = tree.scale(1 / P, combine(sent.scalars[-1], u))
+        H = jax.tree.map(lambda h, d: nu * h + (1 - nu) * d**2, at.H, delta)
+        return Copy(replayed(at.x, sent, at.H), H)
+
+    def from_record(
+        self, problem: Minimization, client: Client, key: Key, last: Sent, nu: Array, words: Array
+    ) -> Remember:
+        at = self.caught_up(client.memory, last, nu)
+        return Remember(self.scalars(problem, client, key, at, words), at)
+
+    def scalars(self, problem: Minimization, client: Client, key: Key, at: Copy, words: Array) -> Array:
+        options = (self.K, self.P, self.mu, self.two_sided, self.batch_size)
+        return local_scalars(problem, client, key, at.x, words, self.eta, options, at.H)  # lines 4 to 6
+
+    def round(self, problem: Minimization, fed: Fed, key: Key, r: Integer, state: State) -> State:
+        words, at = words_of(key), Copy(state.x, state.H)
+        if fed.participants < fed.clients:
+            mean = fed.average(self.scalars, key, at, words)
+        else:
+            mean = fed.average(self.from_record, key, state.last, state.nu, words)  # line 1
+        sent = Sent(words, mean, jnp.asarray(self.eta, state.last.eta.dtype))
+        nu = jnp.asarray(self.nu, state.nu.dtype)
+        return State(*self.caught_up(at, sent, nu), sent, nu)  # line 7

@@ -1,0 +1,55 @@
+"""FedAPD: the worst client's solution by another solver, its reduction to AFL's steps, and local steps."""
+
+import numpy as np
+import pytest
+from scipy import optimize
+
+import fedstrata as fs
+from fedstrata.problems.sets import Simplex
+
+M, N = 4, 3
+rng = np.random.default_rng(1)
+PARTS = [{"a": rng.normal(size=(6, N)), "b": rng.normal(size=6) + i} for i in range(M)]
+DATA = fs.FederatedData.from_clients(PARTS)
+H = np.array([p["a"].T @ p["a"] / 6 for p in PARTS]) + 0.1 * np.eye(N)
+SLOPE = np.array([p["a"].T @ p["b"] / 6 for p in PARTS])
+CONSTANT = np.array([(p["b"] ** 2).mean() / 2 for p in PARTS])
+PROBLEM = fs.Minimization(lambda x, s: 0.5 * (s["a"] @ x - s["b"]) ** 2 + 0.05 * x @ x)
+
+
+def losses(x):
+    return 0.5 * np.einsum("i,mij,j->m", x, H, x) - SLOPE @ x + CONSTANT
+
+
+def solve(method, rounds):
+    return fs.solve(PROBLEM, method, DATA, np.zeros(N), rounds=rounds, progress=False, certify=False)
+
+
+def test_plain_ascent_and_one_step_are_those_of_afl():
+    eta, sigma, rounds = 0.1, 0.05, 5
+    x, weights, onto = np.zeros(N), np.full(M, 1 / M), Simplex()
+    for _ in range(rounds):
+        weights = np.asarray(onto(weights + sigma * losses(x)))
+        x = x - eta * np.tensordot(weights, H @ x - SLOPE, 1)
+    found = solve(fs.FedAPD(eta, sigma, theta=0.0), rounds)
+    np.testing.assert_allclose(found.x, x, atol=1e-5)
+    np.testing.assert_allclose(found.y, weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("J", [1, 5])
+def test_the_worst_clients_solution(J):
+    """Sequential quadratic programming has it; local steps leave it where it is."""
+    bound = {"type": "ineq", "fun": lambda z: z[-1] - losses(z[:-1])}
+    best = optimize.minimize(
+        lambda z: z[-1], np.r_[np.zeros(N), 9.0], constraints=[bound], options={"ftol": 1e-14}
+    ).x[:-1]
+    L = np.linalg.eigvalsh(H).max()
+    spread = M * SLOPE.var(axis=0).sum()
+    found = solve(fs.FedAPD(0.5 / (J * L), L / spread, J=J), 2000)
+    np.testing.assert_allclose(found.x, best, atol=1e-3)
+    assert (np.asarray(found.y) >= 0).all()
+
+
+def test_its_rule_is_certified():
+    method = fs.plan(PROBLEM, DATA, np.zeros(N), method="FedAPD").method
+    assert fs.certify(solve(method, 500)).solved
