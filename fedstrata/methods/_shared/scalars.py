@@ -17,7 +17,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.counting import loop
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
-from fedstrata.estimators.sphere import combine, differences
+from fedstrata.estimators.sphere import combine, estimate_of_mean
 from fedstrata.methods._shared.zeroth import Choice, by_values
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Measured
@@ -69,9 +69,8 @@ def directions(words: Array, k: Integer, like: PyTree, count: int, H: PyTree = N
 def slopes(f: Oracle, x: PyTree, u: PyTree, mu: Real, two_sided: bool) -> Array:
     """The scalars s_1 … s_P of an oracle along stacked directions."""
     count = jax.tree.leaves(u)[0].shape[0]
-    f.book("values", 2 * count if two_sided else count + 1)
-    found = f.apply(lambda mean: differences(mean, x, tree.scale(mu, u), two_sided), "values")
-    return found / (2 * mu if two_sided else mu)
+    found = estimate_of_mean(f, x, tree.scale(mu, u), mu, two_sided)
+    return found * (mu * count / tree.dimension(x))  # without its n/(bμ)
 
 
 def step(x: PyTree, s: Array, u: PyTree, eta: Real) -> PyTree:
