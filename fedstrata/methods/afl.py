@@ -27,7 +27,7 @@ from fedstrata.problems.classes import Minimization
 
 
 @method
-class AFL(Agnostic):
+class AFL(Agnostic[State]):
     """``H`` local steps of size ``gamma`` in x, one step of size ``eta_lam`` in the clients' weights.
 
     Args:
@@ -45,6 +45,9 @@ class AFL(Agnostic):
     private_samples = True
     drifts = "H"
     full_participation = "every client's loss moves its weight."
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0)
 
     def local_steps(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:
         H = steps_of(self.H, client)

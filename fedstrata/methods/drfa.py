@@ -34,7 +34,7 @@ from fedstrata.problems.classes import Minimization
 
 
 @method
-class DRFA(Agnostic):
+class DRFA(Agnostic[State]):
     """``tau`` local steps of size ``gamma`` in x, then one step in the clients' weights.
 
     Args:
@@ -50,6 +50,9 @@ class DRFA(Agnostic):
     batch_size: BatchSize = None
 
     private_samples = True
+
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
+        return State(x0, y0)
 
     def local_steps(
         self, problem: Minimization, client: Client, key: Key, x: PyTree, kept: Integer

@@ -51,7 +51,7 @@ class State(NamedTuple):
 
 
 @method
-class FedAPD(Agnostic):
+class FedAPD(Agnostic[State]):
     """Extrapolated ascent in the clients' weights, then ``J`` corrected local steps of size ``gamma``.
 
     Args:
@@ -88,7 +88,7 @@ class FedAPD(Agnostic):
         rate = max(its.mu, 0.0) / L / 20  # a guess, as the weights' pace is not measured
         return Practical(cls(0.5 * its.within(L), L / spread), rate, (why,), cost=2.0)
 
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:  # type: ignore[override]
+    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, jnp.zeros_like(y0), jnp.ones((), bool))
 
     def slope(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> PyTree:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from fedstrata.core.client import Client
-from fedstrata.core.method import BatchSize, Method, Positive, Reveals, by_options
+from fedstrata.core.method import BatchSize, Method, Positive, Reveals, StateT, by_options
 from fedstrata.core.types import Array, Key, PyTree
 from fedstrata.methods._shared.rules import own_sets, worst_client
 from fedstrata.problems.classes import Minimization
@@ -22,7 +22,7 @@ class State(NamedTuple):
     y: Array  # λ
 
 
-class Agnostic(Method[Minimization, State]):
+class Agnostic(Method[Minimization, StateT]):
     """Base of the methods for the worst client, whose first two fields are the step sizes of x and of λ."""
 
     gamma: Positive
@@ -55,9 +55,6 @@ class Agnostic(Method[Minimization, State]):
                 f"is {y0!r}."
             )
         return jnp.asarray(y0)
-
-    def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
-        return State(x0, y0)
 
     def loss(self, problem: Minimization, client: Client, key: Key, x: PyTree) -> Array:
         """A phase: f_i(x, ξ)."""
