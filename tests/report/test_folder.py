@@ -283,13 +283,7 @@ def test_the_page_says_everything(report, runs):
     assert re.search(rf"numpy\s+{re.escape(np.__version__)}", words)
     for line in build_table(runs, TABLE, PAPER).texts()[1]:
         assert line in page.rows
-    mean = np.mean(
-        [run.history["loss"][-1] for run in runs if (run.label, run.setting["H"]) == ("FedMSA", 5)]
-    )
-    ours, none = (row for row in page.rows if "FedMSA, H = 5" in row or "FedMSA, H = 99" in row)
-    assert ours[2] == "0.5"
-    assert ours[3].startswith(f"{mean:.2f}")
-    assert ours[4] == f"{mean - 0.5:.4g}"
+    (none,) = (row for row in page.rows if "FedMSA, H = 99" in row)
     assert none[2:] == ["0.25"]
     assert "1 printed number was not run here" in words
     assert (report / "report.html").read_text().index("<details>") < words_at(report, "FedMSA, H = 99")

@@ -21,6 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedstrata import __version__
+from fedstrata.lab.report.tables import bytes_text
 from fedstrata.support.threads import cores
 
 PURPOSES = {
@@ -111,24 +112,14 @@ def _requirements(trouble: list[str]) -> tuple[list[dict[str, Any]], dict[str, s
             "fedstrata is not installed, so its requirements are unknown: pip install -e . in its folder."
         )
         return [], {}
-    versions = {}
-    for requirement in own:
-        versions[requirement.name] = _version(requirement.name) or "missing"
-        if lacking := _lacking([requirement]):
-            trouble.append(f"{lacking[0]}: run {install()}.")
-    extras = []
-    for extra, mine in by_extra.items():
-        lacking = _lacking(mine)
-        extras.append(
-            {
-                "name": extra,
-                "purpose": PURPOSES.get(extra, ""),
-                "installed": not lacking,
-                "missing": lacking,
-                "install": install(extra),
-            }
-        )
-    return extras, versions
+    trouble += [f"{_lacking([r])[0]}: run {install()}." for r in own if _lacking([r])]
+    missing = {extra: _lacking(wanted) for extra, wanted in by_extra.items()}
+    extras = [
+        {"name": extra, "purpose": PURPOSES.get(extra, ""), "installed": not lacking, "missing": lacking,
+         "install": install(extra)}
+        for extra, lacking in missing.items()
+    ]  # fmt: skip
+    return extras, {r.name: _version(r.name) or "missing" for r in own}
 
 
 def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
@@ -141,8 +132,7 @@ def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
     asked = _parsed(metadata.requires("fedstrata") or [])
     own = [r for r in asked if r.marker is None or r.marker.evaluate({"extra": ""})]
     names = metadata.metadata("fedstrata").get_all("Provides-Extra") or []
-    rest = [r for r in asked if r not in own and r.marker]
-    return own, {name: [r for r in rest if r.marker and r.marker.evaluate({"extra": name})] for name in names}
+    return own, {name: _of_extra(asked, name) for name in names}
 
 
 def _parsed(asked: Iterable[str]) -> list[Requirement]:
@@ -160,24 +150,24 @@ def _lacking(requirements: Iterable[Requirement]) -> list[str]:
     """What is not there, or in a version that does not fit; an extra of the package itself is followed."""
     found = []
     for requirement in requirements:
-        version = _version(requirement.name)
-        if requirement.name == "fedstrata":
+        name, version = requirement.name, _version(requirement.name)
+        if name == "fedstrata":
             for extra in sorted(requirement.extras):
                 found += _lacking(declared()[1].get(extra, []))
-            continue
-        if version is None:
-            found.append(f"{requirement.name} is missing")
+        elif version is None:
+            found.append(f"{name} is missing")
         elif not requirement.specifier.contains(version, prereleases=True):
-            found.append(f"{requirement.name} is {version}, not {requirement.specifier}")
-        for extra in sorted(requirement.extras):
-            inner = (
-                [Requirement(text) for text in metadata.requires(requirement.name) or []] if version else []
-            )
-            found += _lacking(
-                r for r in inner
-                if r.marker and r.marker.evaluate({"extra": extra}) and not r.marker.evaluate({"extra": ""})
-            )  # fmt: skip
+            found.append(f"{name} is {version}, not {requirement.specifier}")
+        else:
+            for extra in sorted(requirement.extras):
+                found += _lacking(_of_extra(_parsed(metadata.requires(name) or []), extra))
     return found
+
+
+def _of_extra(requirements: Iterable[Requirement], extra: str) -> list[Requirement]:
+    """Those that an extra adds."""
+    marked = [r for r in requirements if r.marker and not r.marker.evaluate({"extra": ""})]
+    return [r for r in marked if r.marker and r.marker.evaluate({"extra": extra})]
 
 
 def _data(trouble: list[str]) -> dict[str, Any]:
@@ -207,24 +197,16 @@ def _disk(trouble: list[str]) -> dict[str, int]:
     for place in (Path.cwd(), Path(tempfile.gettempdir())):
         free[str(place)] = shutil.disk_usage(place).free
         if free[str(place)] < SPACE:
-            trouble.append(f"{place} has {_size(free[str(place)])} left.")
+            trouble.append(f"{place} has {bytes_text(free[str(place)])} left.")
         if not os.access(place, os.W_OK):
             trouble.append(f"{place} cannot be written: give --out another folder.")
     return free
 
 
-def _size(number: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"
-
-
 def show(facts: dict[str, Any], console: Console | None = None) -> None:
     """Print what `examine` found."""
     console = console or Console()
-    memory = "" if facts["memory_bytes"] is None else f", {_size(facts['memory_bytes'])} of memory"
+    memory = "" if facts["memory_bytes"] is None else f", {bytes_text(facts['memory_bytes'])} of memory"
     lines = [
         ("fedstrata", f"{facts['fedstrata']} in {facts['folder']}"),
         ("python", f"{facts['python']}, {facts['executable']}"),
@@ -232,7 +214,7 @@ def show(facts: dict[str, Any], console: Console | None = None) -> None:
         ("devices", ", ".join(f"{d['kind']} ({d['platform']})" for d in facts["devices"]) or "none"),
         ("packages", ", ".join(f"{name} {version}" for name, version in facts["versions"].items())),
         ("data", _data_words(facts["data"])),
-        ("disk", ", ".join(f"{_size(free)} free in {place}" for place, free in facts["disk"].items())),
+        ("disk", ", ".join(f"{bytes_text(free)} free in {place}" for place, free in facts["disk"].items())),
     ]
     table = Table(box=None, show_header=False)
     table.add_column(style="bold", no_wrap=True)

@@ -27,15 +27,7 @@ from fedstrata.lab.report.records import MEASURED_ON, RunRecord
 from fedstrata.lab.report.specs import Claim, Definition
 from fedstrata.lab.report.split import plot_of
 from fedstrata.lab.report.statistics import name, show
-from fedstrata.lab.report.tables import (
-    Table,
-    build_table,
-    cell_text,
-    claim_text,
-    deviation_text,
-    ledger_table,
-    mean_text,
-)
+from fedstrata.lab.report.tables import Table, build_table, ledger_table
 from fedstrata.lab.report.typesetting import capital, formula, label_of, readable, typeset
 
 
@@ -49,6 +41,7 @@ class Section:
 
 
 Plots = Mapping[str, tuple[Plot, bytes]]
+DEVIATION = "Deviation is relative to what the paper printed."
 
 
 def render(definition: Definition, runs: Sequence[RunRecord], table: Table, plots: Plots) -> str:
@@ -238,7 +231,7 @@ def results(runs: Sequence[RunRecord], table: Table) -> str:
             else " Nothing is better than every rival in a paired t-test over the seeds (two-sided, 5 %)."
         )
     if any(head.claimed for head in table.heads):
-        said += " Deviation is relative to what the paper printed."
+        said += f" {DEVIATION}"
     return _broken(runs) + _table(table, said, "results") + _advice(runs)
 
 
@@ -360,23 +353,20 @@ def _figure(stem: str, plot: Plot, svg: bytes, prefix: str = "") -> str:
 
 
 def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
+    """What the paper says in words; its numbers stand in the table of results, or here if that has none."""
     paper = definition.paper
     if paper is None:
         return ""
     table = build_table(runs, replace(definition.table, paper=True), paper)
     parts = [f"<p>Source: {_text(paper.source)}.</p>"]
-    if paper.claims:
-        titles = ("where", "quantity", "paper", "here", "difference", "deviation")
-        top = "".join(_head(t, "text" * (t in titles[:2])) for t in titles)
-        compared = [(_compare(claim, table), claim) for claim in paper.claims]
-        done = "".join(row for row, _ in compared if row)
-        if done:
-            parts.append(_scroll(top, done, "Deviation is relative to what the paper printed.", "paper"))
-        rest = [claim for row, claim in compared if not row]
-        if rest:
-            said = f"{_count(len(rest), 'printed number')} {'was' if len(rest) == 1 else 'were'} not run here"
-            body = _scroll("".join(_head(t, "text" * (t != "paper")) for t in titles[:3]), _not_run(rest))
-            parts.append(f"<details><summary>{said}</summary>{body}</details>")
+    if paper.claims and not definition.table.paper:
+        parts.append(_table(table, DEVIATION, "paper"))
+    shown = [cell.claim for row in table.rows for cell in row.cells if cell.claim and cell.values]
+    if rest := [claim for claim in paper.claims if claim not in shown]:
+        said = f"{_count(len(rest), 'printed number')} {'was' if len(rest) == 1 else 'were'} not run here"
+        rows = "".join(f"<tr>{_where(c)}<td>{c.value:g}</td></tr>" for c in rest)
+        body = _scroll(_head("where", "text") + _head("quantity", "text") + _head("paper"), rows)
+        parts.append(f"<details><summary>{said}</summary>{body}</details>")
     if paper.statements:
         top = "".join(_head(t, "text") for t in ("the paper says", "here", "verdict"))
         rows = "".join(
@@ -388,34 +378,9 @@ def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
     return "\n".join(parts)
 
 
-def _compare(claim: Claim, table: Table) -> str:
-    """A row of the comparison; empty where no run belongs to the claim."""
-    for row in table.rows:
-        for head, cell in zip(table.heads, row.cells, strict=True):
-            if cell.claim == claim and cell.values:
-                apart = cell.mean - claim.value
-                numbers = (
-                    (claim_text(claim, head.column), claim.value),
-                    (cell_text(cell, head.column), cell.mean),
-                    (mean_text(apart, math.nan, head.column.format), apart),
-                    (deviation_text(cell.deviation), cell.deviation),
-                )
-                return f"<tr>{_where(claim)}{''.join(_number(*pair) for pair in numbers)}</tr>"
-    return ""
-
-
-def _not_run(claims: Sequence[Claim]) -> str:
-    return "".join(f"<tr>{_where(c)}{_number(f'{c.value:g}', c.value)}</tr>" for c in claims)
-
-
 def _where(claim: Claim) -> str:
     where = ", ".join(name(key, value) for key, value in claim.where.items())
     return f'<td class="text">{typeset(where)}</td><td class="text">{typeset(readable(claim.column))}</td>'
-
-
-def _number(text: str, number: float) -> str:
-    value = f' data-value="{number!r}"' if math.isfinite(number) else ""
-    return f"<td{value}>{_text(text)}</td>"
 
 
 def _ledger(definition: Definition, runs: Sequence[RunRecord]) -> str:

@@ -70,9 +70,7 @@ class RunRecord:
         if not self.label:
             raise ReportError("a run needs a label")
         who = f"run {self.label!r}, seed {self.seed}"
-        history = {
-            name: _series(f"{who}: history[{name!r}]", values) for name, values in self.history.items()
-        }
+        history = {n: _series(f"{who}: history[{n!r}]", values) for n, values in self.history.items()}
         if "round" not in history:
             raise ReportError(f"{who}: the history has no 'round', only {sorted(history)}")
         lengths = {name: len(values) for name, values in history.items()}
@@ -109,9 +107,7 @@ class RunRecord:
 
         described = result.method if isinstance(result.method, dict) else describe_method(result.method)
         arguments = {
-            key: str(value) if type(value) in (list, tuple) else value
-            for key, value in described.items()
-            if key != "name"
+            k: str(v) if type(v) in (list, tuple) else v for k, v in described.items() if k != "name"
         }
         known: dict[str, Scalar] = {"verdict": "diverging"} if result.status == "diverged" else {}
         if result.verdict is not None:
@@ -136,24 +132,18 @@ def as_dict(ledger: Ledger | Mapping[str, Any]) -> dict[str, Any]:
     return dict(ledger) if isinstance(ledger, Mapping) else dict(ledger.to_dict())
 
 
+PARTS = ("setting", "ledger", "certificate", "arguments")  # of `runs.csv`
+
+
 def write_runs(runs: Sequence[RunRecord]) -> str:
     """The text of `runs.csv`."""
-    parts: dict[str, list[Mapping[str, Scalar]]] = {
-        "setting": [run.setting for run in runs],
-        "ledger": [run.ledger for run in runs],
-        "certificate": [run.certificate for run in runs],
-        "arguments": [run.arguments for run in runs],
-    }
-    keys = {part: union(found) for part, found in parts.items()}
-    head = ["run", "label", "method", "seed", "seconds"]
-    head += [f"{part}.{key}" for part, names in keys.items() for key in names]
-    lines: list[list[str]] = []
+    keys = [(part, key) for part in PARTS for key in union(getattr(run, part) for run in runs)]
+    lines = [["run", "label", "method", "seed", "seconds", *(f"{part}.{key}" for part, key in keys)]]
     for number, run in enumerate(runs):
-        line = [str(number), run.label, run.method, str(run.seed), repr(run.seconds)]
-        for part, names in keys.items():
-            line += [_encode(parts[part][number][key]) if key in parts[part][number] else "" for key in names]
-        lines.append(line)
-    return to_csv([head, *lines])
+        own = [(getattr(run, part), key) for part, key in keys]
+        cells = [_encode(found[key]) if key in found else "" for found, key in own]
+        lines.append([str(number), run.label, run.method, str(run.seed), repr(run.seconds), *cells])
+    return to_csv(lines)
 
 
 def write_history(runs: Sequence[RunRecord]) -> str:
@@ -161,11 +151,9 @@ def write_history(runs: Sequence[RunRecord]) -> str:
     names = union(run.history for run in runs)
     lines: list[list[str]] = [["run", "label", "seed", *names]]
     for number, run in enumerate(runs):
+        nothing = [""] * len(run.history["round"])
         columns = [
-            list(map(repr, run.history[name].tolist()))
-            if name in run.history
-            else [""] * len(run.history["round"])
-            for name in names
+            [*map(repr, run.history[name].tolist())] if name in run.history else nothing for name in names
         ]
         lines += [[str(number), run.label, str(run.seed), *row] for row in zip(*columns, strict=True)]
     return to_csv(lines)
@@ -185,18 +173,15 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
         number = cells.get("run", "")
         if number not in series:
             raise ReportError(f"history.csv has no line of run {number!r}, which runs.csv lists")
+        parts = {
+            part: {key: _decode(c) for name, c in cells.items() if c and (key := _key(name, part))}
+            for part in PARTS
+        }
         try:
+            label, seed, seconds = cells["label"], int(cells["seed"]), float(cells["seconds"])
             found.append(
                 RunRecord(
-                    label=cells["label"],
-                    setting=_decode_all(cells, "setting."),
-                    seed=int(cells["seed"]),
-                    history=series[number],
-                    ledger=_decode_all(cells, "ledger."),
-                    seconds=float(cells["seconds"]),
-                    method=cells["method"],
-                    certificate=_decode_all(cells, "certificate."),
-                    arguments=_decode_all(cells, "arguments."),
+                    label, seed=seed, seconds=seconds, method=cells["method"], history=series[number], **parts
                 )
             )
         except (KeyError, ValueError) as error:
@@ -273,8 +258,9 @@ def _decode(cell: str) -> Scalar:
     return cell if isinstance(value, dict | list) else value
 
 
-def _decode_all(cells: Mapping[str, str], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): _decode(c) for key, c in cells.items() if key.startswith(prefix) and c}
+def _key(name: str, part: str) -> str:
+    """The key of a column ``part.key``; empty for a column of another part."""
+    return name.removeprefix(f"{part}.") if name.startswith(f"{part}.") else ""
 
 
 def _series(what: str, values: ArrayLike) -> np.ndarray:
@@ -302,9 +288,8 @@ def _flat(who: str, ledger: Mapping[str, Any]) -> dict[str, int | float]:
     for name, entry in ledger.items():
         if isinstance(entry, Mapping):
             flat |= {f"{name}.{inner}": value for inner, value in _flat(who, entry).items()}
-            continue
-        value = _scalar(f"{who}: ledger entry {name!r}", entry)
-        if not isinstance(value, int | float):
+        elif isinstance(value := _scalar(f"{who}: ledger entry {name!r}", entry), int | float):
+            flat[name] = value
+        else:
             raise ReportError(f"{who}: ledger entry {name!r} is {value!r}; an entry is a number")
-        flat[name] = value
     return flat

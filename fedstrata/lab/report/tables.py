@@ -208,7 +208,7 @@ class Table:
 
     def to_rich(self, title: str = "") -> WideTable:
         """A table for the terminal; what does not fit beside each other stands in blocks below each other."""
-        return WideTable(title, *self.texts(), keys=len(self.keys), left=len(self.keys))
+        return WideTable(title, *self.texts(), keys=len(self.keys))
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,6 @@ class WideTable:
     lines: Sequence[Sequence[str]]
     bold: Sequence[Sequence[bool]]
     keys: int
-    left: int = 0
     caption: str = ""
 
     @property
@@ -255,7 +254,7 @@ class WideTable:
             texts = [*self.head[j].split(), *(line[j] for line in self.lines)]
             width = max(map(cell_len, texts), default=1)
             table.add_column(
-                Text(self.head[j]), justify="left" if j < self.left else "right", min_width=width
+                Text(self.head[j]), justify="left" if j < self.keys else "right", min_width=width
             )
         for line, mark in zip(self.lines, self.bold, strict=True):
             table.add_row(*(Text(line[j], style="bold" if mark[j] else "") for j in columns))
@@ -275,7 +274,7 @@ class WideTable:
 
     def to_html(self) -> str:
         """For a notebook's page."""
-        return html.table(self.head, self.lines, left=self.left) + html.note(self.caption)
+        return html.table(self.head, self.lines, left=self.keys) + html.note(self.caption)
 
 
 def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
@@ -369,16 +368,7 @@ def _available(runs: Sequence[RunRecord], column: Column) -> str:
     return f"the histories have {union(run.history for run in runs)}"
 
 
-_TOTALS = (
-    "rounds",
-    "lower_rounds",
-    "exchanges",
-    "bytes_up",
-    "bytes_down",
-    "floats_up",
-    "floats_down",
-    "oracle_calls",
-)
+FIRST = ("rounds", "lower_rounds", "exchanges", "bytes_up", "bytes_down", "floats_up", "floats_down")
 
 
 def ledger_table(runs: Sequence[RunRecord], rows: Sequence[str], *, by_level: bool = False) -> Table | None:
@@ -396,7 +386,9 @@ def ledger_table(runs: Sequence[RunRecord], rows: Sequence[str], *, by_level: bo
             return None
     else:
         totals = [name for name in names if not name.startswith("levels.")]
-        names = sorted(totals, key=lambda n: _TOTALS.index(n) if n in _TOTALS else len(_TOTALS))
+        names = sorted(
+            totals, key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST) + (n != "oracle_calls")
+        )
     columns = [
         Column(n, "ledger", n.removeprefix("levels.").replace(".", ": ").replace("_", " "), format=_form(n))
         for n in names
@@ -430,24 +422,19 @@ def history_table(
     names = ["round", *(name for name in series if name != "round")]
     length = len(series["round"])
     chosen = np.unique(np.linspace(0, length - 1, min(rows, length)).round().astype(int))
-    # a metric of the host that ends with a number was not measured where it has none
-    gaps = {name for name in names if not math.isnan(series[name][-1])}
-    lines = [
-        [
-            "" if name in gaps and math.isnan(series[name][i]) else number_text(series[name][i].item())
-            for name in names
-        ]
-        for i in chosen
-    ]
-    caption = ""
-    if ledger is not None:
-        totals = {
-            n: value for n, value in as_dict(ledger).items() if value and not isinstance(value, Mapping)
-        }
-        words = (
-            f"{n.replace('_', ' ')} {mean_text(value, math.nan, _form(n))}" for n, value in totals.items()
-        )
-        caption = ", ".join(words)
+
+    def text(name: str, i: int) -> str:
+        # a metric of the host that ends with a number was not measured where it has none
+        gap = math.isnan(series[name][i]) and not math.isnan(series[name][-1])
+        return "" if gap else number_text(series[name][i].item())
+
+    lines = [[text(name, i) for name in names] for i in chosen]
+    counts = {} if ledger is None else {k: v for k, v in as_dict(ledger).items() if type(v) in (int, float)}
+    caption = ", ".join(
+        f"{name.replace('_', ' ')} {mean_text(value, math.nan, _form(name))}"
+        for name, value in counts.items()
+        if value
+    )
     return WideTable(title, names, lines, [[False] * len(names)] * len(lines), keys=1, caption=caption)
 
 
