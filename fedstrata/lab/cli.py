@@ -5,6 +5,7 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -39,8 +40,7 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command by its name."""
         command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _flags(command.get_params(ctx))
+        _flags([] if command is None else command.get_params(ctx))
         return command
 
 
@@ -77,38 +77,32 @@ Out = Annotated[
 ]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Discard the runs that are stored in the folder.")]
 Seeds = Annotated[int | None, typer.Option("--seeds", metavar="N", min=1, help="How many seeds.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a parameter or the grid: H=5, H=1,5,20. May be repeated."
-    ),
-]
+SET_HELP = "Change a parameter or the grid: H=5, H=1,5,20. May be repeated."
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=SET_HELP)]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version that takes seconds.")]
+TOGETHER_HELP = "Whether runs that share a program are solved side by side; the default is yes on a GPU."
 Together = Annotated[
-    bool | None,
-    typer.Option(
-        "--together/--one-by-one",
-        help="Whether runs that share a program are solved side by side; the default is yes on a GPU.",
-        show_default=False,
-    ),
+    bool | None, typer.Option("--together/--one-by-one", help=TOGETHER_HELP, show_default=False)
 ]
-Shard = Annotated[
-    str | None,
-    typer.Option("--shard", metavar="I/N", help="The I-th of N parts, for array jobs that share a folder."),
-]
+SHARD_HELP = "The I-th of N parts, for array jobs that share a folder."
+Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help=SHARD_HELP)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Models = Annotated[
-    bool, typer.Option("--models", help="Keep the model of each run in models/, for predict and fs.load.")
-]
-Judge = Annotated[
-    bool | None,
-    typer.Option(
-        "--certify/--no-certify",
-        help="Whether runs are judged when they end; the default is yes where that is cheap.",
-        show_default=False,
-    ),
-]
+MODELS_HELP = "Keep the model of each run in models/, for predict and fs.load."
+Models = Annotated[bool, typer.Option("--models", help=MODELS_HELP)]
+JUDGE_HELP = "Whether runs are judged when they end; the default is yes where that is cheap."
+Judge = Annotated[bool | None, typer.Option("--certify/--no-certify", help=JUDGE_HELP, show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
+BUDGET_HELP = "rounds, bytes, seconds or oracle_calls in all, or bytes_a_round. May be repeated."
+Budgets = Annotated[list[str] | None, typer.Option("--budget", metavar="KIND=AMOUNT", help=BUDGET_HELP)]
+AVERAGES_HELP = "Only methods of which the server sees averages alone."
+Averages = Annotated[bool, typer.Option("--averages", help=AVERAGES_HELP)]
+SPENT_HELP = "rounds, bytes, oracle_calls or seconds of a run."
+Spent = Annotated[str, typer.Option("--budget", metavar="KIND=AMOUNT", help=SPENT_HELP)]
+STEPS_HELP = "given, planned or tuned: where methods' step sizes come from."
+Steps = Annotated[str, typer.Option("--steps", help=STEPS_HELP)]
+Target = Annotated[float, typer.Option("--target", help="The part of the start's excess to be reached.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="See `fedstrata list`.", autocompletion=_complete)]
+Listed = Annotated[str | None, typer.Argument(metavar="NAME", help=FILE_HELP, autocompletion=_complete)]
 
 
 def _version(asked: bool) -> None:
@@ -128,14 +122,7 @@ def _main(version: Version = False) -> None:
 
 
 @app.command("list")
-def list_(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="NAME", help=FILE_HELP, autocompletion=_complete),
-    ] = None,
-    json_: Json = False,
-    debug: Debug = False,
-) -> None:
+def list_(name: Listed = None, json_: Json = False, debug: Debug = False) -> None:
     """List the experiments; of NAME (or a file), show the parameters, data, time and claims."""
     from fedstrata.lab.experiments.registry import headline, names
 
@@ -174,19 +161,10 @@ def list_(
 
 @app.command()
 def run(
-    experiment: Definition,
-    quick: Quick = False,
-    seeds: Seeds = None,
-    set_: Set = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    together: Together = None,
-    models: Models = False,
-    certify: Judge = None,
-    shard: Shard = None,
-    json_: Json = False,
-    debug: Debug = False,
-) -> None:
+    experiment: Definition, quick: Quick = False, seeds: Seeds = None, set_: Set = None, out: Out = None,
+    fresh: Fresh = False, together: Together = None, models: Models = False, certify: Judge = None,
+    shard: Shard = None, json_: Json = False, debug: Debug = False,
+) -> None:  # fmt: skip
     """Run an experiment, or what is missing of it, and write its report.
 
     With --shard 2/8 the second of eight parts is run and no report is written: start all parts with the same
@@ -201,41 +179,22 @@ def run(
         prepared = prepare(definition, quick=quick, seeds=seeds, changes=parse(set_ or []))
         words = ["run", experiment, *options(quick, seeds, set_)]
         folder = out or Path("runs") / (definition.name + "-quick" * quick)
+        more: dict[str, Any] = {"together": together, "models": models}
+        more["certify"] = "auto" if certify is None else certify
         if shard is not None:
-            _run_shard(prepared, folder, _part(shard), fresh, together, models, certify)
+            _run_shard(prepared, folder, _part(shard), fresh, more)
             return
-        written = _run_and_show(prepared, words, folder, fresh, together, json_, models, certify)
+        written = _run_and_show(prepared, words, folder, json_, fresh=fresh, **more)
         if not quick:
             _exit_unsolved(written)
 
 
 @app.command()
 def solve(
-    experiment: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME_OR_FILE", help="A name, a .toml or a .py file.", autocompletion=_complete
-        ),
-    ],
-    budget: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--budget",
-            metavar="KIND=AMOUNT",
-            help="rounds, bytes, seconds or oracle_calls in all, or bytes_a_round. May be repeated.",
-        ),
-    ] = None,
-    averages: Annotated[
-        bool, typer.Option("--averages", help="Only methods of which the server sees averages alone.")
-    ] = False,
-    seeds: Seeds = 1,
-    set_: Set = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    models: Models = False,
-    json_: Json = False,
+    experiment: Definition, budget: Budgets = None, averages: Averages = False, seeds: Seeds = 1,
+    set_: Set = None, out: Out = None, fresh: Fresh = False, models: Models = False, json_: Json = False,
     debug: Debug = False,
-) -> None:
+) -> None:  # fmt: skip
     """Solve an experiment's problems without any step size: measure, choose, run, certify, adapt.
 
     The methods that it names are left aside. The exit code is 4 where a run ends unsolved.
@@ -247,12 +206,10 @@ def solve(
         prepared = prepare(load(experiment), seeds=seeds, changes=parse(set_ or []))
         definition = by_auto(prepared.experiment, budget or [], "averages" if averages else "replies")
         words = ["solve", experiment, *["--averages"] * averages]
-        words += [word for one in budget or [] for word in ("--budget", one)]
-        words += ["--seeds", str(seeds)] + [word for change in set_ or [] for word in ("--set", change)]
+        words += [word for one in budget or [] for word in ("--budget", one)] + options(False, seeds, set_)
         folder = out or Path("runs") / f"{definition.name}-solved"
         made = replace(prepared, experiment=definition)
-        written = _run_and_show(made, words, folder, fresh, False, json_, models)
-        _exit_unsolved(written)
+        _exit_unsolved(_run_and_show(made, words, folder, json_, fresh=fresh, together=False, models=models))
 
 
 def _exit_unsolved(written: Report) -> None:
@@ -265,48 +222,24 @@ def _exit_unsolved(written: Report) -> None:
 
 @app.command()
 def reproduce(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="See `fedstrata list`.", autocompletion=_complete)
-    ],
-    seeds: Seeds = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    together: Together = None,
-    json_: Json = False,
-    debug: Debug = False,
-) -> None:
+    name: Name, seeds: Seeds = None, out: Out = None, fresh: Fresh = False, together: Together = None,
+    json_: Json = False, debug: Debug = False,
+) -> None:  # fmt: skip
     """Run an experiment as the paper did, in full, and write its report."""
     with messages(debug):
         from fedstrata.lab.experiments.registry import find
         from fedstrata.lab.experiments.runner import prepare
 
-        words = ["reproduce", name, *options(seeds=seeds)]
-        definition = find(name)
-        folder = out or Path("runs") / definition.name
-        _run_and_show(prepare(definition, seeds=seeds), words, folder, fresh, together, json_)
+        prepared = prepare(find(name), seeds=seeds)
+        words, folder = ["reproduce", name, *options(seeds=seeds)], Path("runs") / prepared.experiment.name
+        _run_and_show(prepared, words, out or folder, json_, fresh=fresh, together=together)
 
 
 @app.command("compare")
 def compare_(
-    experiment: Definition,
-    budget: Annotated[
-        str,
-        typer.Option(
-            "--budget", metavar="KIND=AMOUNT", help="rounds, bytes, oracle_calls or seconds of a run."
-        ),
-    ],
-    steps: Annotated[
-        str, typer.Option("--steps", help="given, planned or tuned: where methods' step sizes come from.")
-    ] = "given",
-    target: Annotated[
-        float, typer.Option("--target", help="The part of the start's excess to be reached.")
-    ] = 1e-2,
-    quick: Quick = False,
-    seeds: Seeds = None,
-    set_: Set = None,
-    out: Out = None,
-    debug: Debug = False,
-) -> None:
+    experiment: Definition, budget: Spent, steps: Steps = "given", target: Target = 1e-2,
+    quick: Quick = False, seeds: Seeds = None, set_: Set = None, out: Out = None, debug: Debug = False,
+) -> None:  # fmt: skip
     """Compare an experiment's methods at equal budgets, with paired intervals and performance profiles."""
     with messages(debug, experiment):
         from fedstrata.lab.experiments.contest import budget_from, contest
@@ -316,12 +249,10 @@ def compare_(
         definition, number = prepared.experiment, seeds or 10
         found = contest(definition, budget_from(budget), number, steps, target)  # type: ignore[arg-type]
         words = ["compare", experiment, "--budget", budget, "--steps", steps, "--target", f"{target:g}"]
-        words += options(quick, number, set_)
         folder = out or Path("runs") / f"{definition.name}-compared"
-        title = f"{definition.title}: at equal budgets"
-        page = found.report(folder, title, shlex.join(["fedstrata", *words]))
-        typer.echo(found)
-        typer.echo(f"Report: {page.resolve()}")
+        command = shlex.join(["fedstrata", *words, *options(quick, number, set_)])
+        page = found.report(folder, f"{definition.title}: at equal budgets", command)
+        typer.echo(f"{found}\nReport: {page.resolve()}")
 
 
 @app.command()
@@ -364,19 +295,15 @@ def report(
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A saved result, or a run with --models.")],
     table: Annotated[Path, typer.Argument(metavar="FILE", help="A CSV file with the columns of the data.")],
-    probabilities: Annotated[
-        bool, typer.Option("--proba", help="Write the probability of each class too.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The CSV file; default standard output.")
-    ] = None,
+    proba: Annotated[bool, typer.Option("--proba", help="Write the probability of each class too.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file; default stdout.")] = None,
 ) -> None:
     """Predict the labels of a CSV file's rows with a saved model."""
     with messages(expected=(ValueError, TypeError)):
         from fedstrata.lab.experiments.predicting import predictions
         from fedstrata.support.writing import write_atomically
 
-        text = predictions(folder, table, probabilities)
+        text = predictions(folder, table, proba)
         if out is None:
             typer.echo(text, nl=False)
         else:
@@ -417,13 +344,7 @@ def _part(shard: str) -> tuple[int, int]:
 
 
 def _run_shard(
-    prepared: PreparedExperiment,
-    folder: Path,
-    shard: tuple[int, int],
-    fresh: bool,
-    together: bool | None,
-    models: bool,
-    certify: bool | None,
+    prepared: PreparedExperiment, folder: Path, shard: tuple[int, int], fresh: bool, more: dict[str, Any]
 ) -> None:
     from rich.console import Console
 
@@ -433,25 +354,16 @@ def _run_shard(
     if fresh:
         raise ExperimentError("--fresh would discard what the other parts have stored: leave it out.")
     keep_compiled()
-    run_experiment(
-        prepared, folder, shard=shard, together=together, console=Console(), models=models,
-        certify="auto" if certify is None else certify,
-    )  # fmt: skip
+    run_experiment(prepared, folder, shard=shard, console=Console(), **more)
     typer.echo(f"Part {shard[0]} of {shard[1]} is stored in {folder}. The same command without --shard "
                "writes the report once all parts are there.")  # fmt: skip
 
 
 def _run_and_show(
-    prepared: PreparedExperiment,
-    words: list[str],
-    folder: Path,
-    fresh: bool,
-    together: bool | None = None,
-    as_json: bool = False,
-    models: bool = False,
-    certify: bool | None = None,
+    prepared: PreparedExperiment, words: list[str], folder: Path, as_json: bool = False, **more: Any
 ) -> Report:
     from rich.console import Console
+    from rich.markdown import Markdown
     from rich.markup import escape
 
     from fedstrata.lab.experiments.runner import run_experiment
@@ -466,10 +378,7 @@ def _run_and_show(
     for remark in prepared.remarks:
         console.print(f"[yellow]{escape(remark)}[/yellow]")
     command = shlex.join(["fedstrata", *words])
-    page = run_experiment(
-        prepared, folder, command=command, fresh=fresh, together=together, console=console, models=models,
-        certify="auto" if certify is None else certify,
-    ).resolve()  # fmt: skip
+    page = run_experiment(prepared, folder, command=command, console=console, **more).resolve()
     written = load_report(folder)
     _say_left_out(written)
     if as_json:
@@ -477,10 +386,8 @@ def _run_and_show(
         return written
     console.print(written.table.to_rich())
     if written.definition.findings:
-        from rich.markdown import Markdown
-
         console.print(Markdown(written.definition.findings))
-    if models:
+    if more.get("models"):
         typer.echo(f"Models: {(folder / 'models').resolve()}")
     typer.echo(f"Report: {page}")
     return written
@@ -555,10 +462,8 @@ def _import(file: Path) -> ModuleType:
 
     name = f"fedstrata_file_{file.stem}"  # whatever the file is called, it hides no other module
     spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
@@ -601,11 +506,8 @@ def _value(text: str) -> bool | int | float | str | None:
     words = {"none": None, "null": None, "true": True, "false": False}
     if text.lower() in words:
         return words[text.lower()]
-    try:
-        value = json.loads(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-    return value if isinstance(value, int | float | str) else text
+    for read in (json.loads, float):
+        with contextlib.suppress(ValueError):
+            value = read(text)
+            return value if isinstance(value, int | float | str) else text
+    return text
