@@ -313,15 +313,9 @@ EXPERIMENT = Experiment(
     table=TableSpec((*(Column(name, format=".1%") for name in NAMES), Column("uploaded", format="bytes"))),
     plots=(
         PlotSpec(
-            "accuracy",
-            kind="bar",
-            x="series",
-            series=NAMES,
-            title="Accuracy on held-out patients",
-            x_label="hospital",
-            y_label="accuracy",
-            caption="In Zurich 93 % are ill: saying so of everyone is right that often.",
-            name="accuracy",
+            "accuracy", kind="bar", x="series", series=NAMES, title="Accuracy on held-out patients",
+            x_label="hospital", y_label="accuracy",
+            caption="In Zurich 93 % are ill: saying so of everyone is right that often.", name="accuracy",
         ),
         PlotSpec("weight", log_y=True, title="The regularisation on its way", y_label="mean weight λ"),
     ),
@@ -350,4 +344,4 @@ EXPERIMENT = Experiment(
     quick={"rounds": 40, "seeds": 1},
     quick_seconds=15,
     full_time="a minute on two cores",
-)
+)  # fmt: skip
