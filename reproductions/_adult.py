@@ -99,15 +99,11 @@ def build(s: Setting) -> Task:
     }[s.method]()
     constrained = s.method != "unconstrained"
     return Task(
-        problem(s.epsilon, s.rho, s.lam, s.proxies) if constrained else UNCONSTRAINED,
-        method,
-        data,
-        {"w": np.zeros(data.train["x"].shape[-1]), "b": np.zeros(())},
-        rounds=s.rounds,
-        eval_every=max(1, s.rounds // s.evaluations),
-        metrics=metrics(s.epsilon, s.proxies),
+        problem(s.epsilon, s.rho, s.lam, s.proxies) if constrained else UNCONSTRAINED, method, data,
+        {"w": np.zeros(data.train["x"].shape[-1]), "b": np.zeros(())}, rounds=s.rounds,
+        eval_every=max(1, s.rounds // s.evaluations), metrics=metrics(s.epsilon, s.proxies),
         options={"default_metrics": False},
-    )
+    )  # fmt: skip
 
 
 PARAMETERS: dict[str, Any] = {

@@ -36,12 +36,7 @@ def build(s: Setting) -> Task:
         return {"local_steps": s.H * result.history["round"], "fit": fit}
 
     return Task(
-        fs.Minimization(model.loss),
-        fs.FedRZO(gamma=s.gamma, eta=s.eta, H=s.H, batch_size=s.batch_size),
-        data,
-        model.init(s.seed),
-        rounds=s.rounds,
-        eval_every=max(1, s.rounds // s.evaluations),
-        metrics={**model.metrics, "squares": sum_of_squares},
-        derive=derive,
-    )
+        fs.Minimization(model.loss), fs.FedRZO(gamma=s.gamma, eta=s.eta, H=s.H, batch_size=s.batch_size),
+        data, model.init(s.seed), rounds=s.rounds, eval_every=max(1, s.rounds // s.evaluations),
+        metrics={**model.metrics, "squares": sum_of_squares}, derive=derive,
+    )  # fmt: skip

@@ -48,14 +48,10 @@ def build(s: Setting) -> Task:
     rounds = s.steps // s.I
     return Task(
         st.problems(model, s.lam, s.bound, classes)[s.method],
-        st.method(s.method, dropped(s.eta, rounds * 3 // 4), s.I, s.beta, s.batch_size),
-        data,
-        model.init(s.seed),
-        rounds=rounds,
-        eval_every=max(1, rounds // s.evaluations),
-        metrics=st.metrics(model, classes=classes),
-        options={"default_metrics": False},
-    )
+        st.method(s.method, dropped(s.eta, rounds * 3 // 4), s.I, s.beta, s.batch_size), data,
+        model.init(s.seed), rounds=rounds, eval_every=max(1, rounds // s.evaluations),
+        metrics=st.metrics(model, classes=classes), options={"default_metrics": False},
+    )  # fmt: skip
 
 
 ETAS = [0.001, 0.01, 0.05, 0.1]

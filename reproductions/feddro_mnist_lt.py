@@ -71,15 +71,11 @@ def build(s: Setting) -> Task:
     problem = problems(features, s.hidden, s.lam, s.chi2, s.level)[s.method]
     x0 = mlp(features, CLASSES, s.hidden).init(s.seed)
     return Task(
-        problem,
-        method,
-        data,
-        fs.dro.Lifted(x0, np.log(CLASSES)) if getattr(problem, "lifted", False) else x0,
-        rounds=s.rounds,
-        eval_every=max(1, s.rounds // 20),
-        metrics=metrics(features, s.hidden),
+        problem, method, data,
+        fs.dro.Lifted(x0, np.log(CLASSES)) if getattr(problem, "lifted", False) else x0, rounds=s.rounds,
+        eval_every=max(1, s.rounds // 20), metrics=metrics(features, s.hidden),
         options={"weights": "size", "default_metrics": False},
-    )
+    )  # fmt: skip
 
 
 EXPERIMENT = Experiment(

@@ -56,17 +56,9 @@ def warmed_up(
     data = clients_data(name, clients, q, seed)
     method = fs.FedAvg(gamma=0.1, H=4)
     result = fs.solve(
-        fs.Minimization(model.loss),
-        method,
-        data,
-        model.init(seed),
-        rounds=rounds,
-        seed=seed,
-        participation=participants,
-        eval_every=rounds,
-        default_metrics=False,
-        progress=False,
-    )
+        fs.Minimization(model.loss), method, data, model.init(seed), rounds=rounds, seed=seed,
+        participation=participants, eval_every=rounds, default_metrics=False, progress=False,
+    )  # fmt: skip
     return result.x
 
 
@@ -127,17 +119,9 @@ def seconds_of_a_round(task: Task, least: float) -> float:
     def seconds(rounds: int) -> float:
         began = time.perf_counter()
         fs.solve(
-            task.problem,
-            task.method,
-            task.data,
-            task.x0,
-            y0=task.y0,
-            rounds=rounds,
-            eval_every=rounds,
-            metrics=task.metrics,
-            participation=task.participation,
-            progress=False,
-        )
+            task.problem, task.method, task.data, task.x0, y0=task.y0, rounds=rounds, eval_every=rounds,
+            metrics=task.metrics, participation=task.participation, progress=False,
+        )  # fmt: skip
         return time.perf_counter() - began
 
     seconds(1)  # may compile

@@ -97,16 +97,10 @@ def build(s: Setting) -> Task:
         return {"gap": gaps, "best_weight": s.train * F.weight}
 
     return Task(
-        problem(s.train, s.valid, s.mu),
-        method,
-        data,
-        jnp.full(s.clients, s.start),
-        y0=jnp.zeros(data.train["x"].shape[-1]),
-        rounds=rounds,
-        eval_every=max(1, rounds // s.evaluations),
-        metrics=METRICS,
-        derive=judge,
-    )
+        problem(s.train, s.valid, s.mu), method, data, jnp.full(s.clients, s.start),
+        y0=jnp.zeros(data.train["x"].shape[-1]), rounds=rounds, eval_every=max(1, rounds // s.evaluations),
+        metrics=METRICS, derive=judge,
+    )  # fmt: skip
 
 
 GAP = (

@@ -35,15 +35,10 @@ def build(s: Setting) -> Task:
     """A method; FedRZO on the ReLU network, the others with softplus."""
     data, model = network(s, s.beta)
     return Task(
-        fs.Minimization(model.loss),
-        METHODS[s.method](s),
-        data,
-        model.init(s.seed),
-        rounds=s.rounds,
+        fs.Minimization(model.loss), METHODS[s.method](s), data, model.init(s.seed), rounds=s.rounds,
         eval_every=max(1, s.rounds // s.evaluations),
-        metrics=judged(data.train["x"].shape[-1], s.neurons, s.lam),
-        options={"default_metrics": False},
-    )
+        metrics=judged(data.train["x"].shape[-1], s.neurons, s.lam), options={"default_metrics": False},
+    )  # fmt: skip
 
 
 EXPERIMENT = Experiment(

@@ -73,16 +73,10 @@ def build(s: Setting) -> Task:
     elif s.method == "right labels":
         x0 = jnp.where(data.train["clean"], TRUSTED, -TRUSTED)
     return Task(
-        problem(features, s.lam),
-        method_of(s, N=10, inverse="series"),
-        data,
-        x0,
-        softmax(features, 10).init(s.seed),
-        rounds=s.rounds,
-        eval_every=max(1, s.rounds // s.evaluations),
-        metrics=metrics(features),
-        derive=megabytes,
-    )
+        problem(features, s.lam), method_of(s, N=10, inverse="series"), data, x0,
+        softmax(features, 10).init(s.seed), rounds=s.rounds, eval_every=max(1, s.rounds // s.evaluations),
+        metrics=metrics(features), derive=megabytes,
+    )  # fmt: skip
 
 
 EXPERIMENT = Experiment(

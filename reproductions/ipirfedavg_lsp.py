@@ -96,23 +96,13 @@ def build(s: Setting) -> Task | RunRecord:
         method = fs.IPIRFedAvg(gamma, s.lam, K=s.K, gamma_g=gamma_g, eta=papers_eta(L_h), mu=s.mu, L_h=L_h)
     else:
         method = fs.IPIRFedAvg(
-            gamma,
-            s.lam,
-            inner="paper" if s.method == "γ_ℓ as in Algorithm 2" else "warm",
-            inner_rounds=s.inner_rounds,
-            K=s.K,
-            mu=s.mu,
-            L_h=np.linalg.norm(toy.A, 2) ** 2 / s.clients,
-        )
+            gamma, s.lam, inner="paper" if s.method == "γ_ℓ as in Algorithm 2" else "warm",
+            inner_rounds=s.inner_rounds, K=s.K, mu=s.mu, L_h=np.linalg.norm(toy.A, 2) ** 2 / s.clients,
+        )  # fmt: skip
     return Task(
-        problem(s.epsilon),
-        method,
-        data,
-        toy.x0,
-        rounds=s.rounds,
-        metrics={**metrics(s), "projection_error": projection_error},
-        derive=change,
-    )
+        problem(s.epsilon), method, data, toy.x0, rounds=s.rounds,
+        metrics={**metrics(s), "projection_error": projection_error}, derive=change,
+    )  # fmt: skip
 
 
 def exact(s: Setting, toy: Regression, data: Placed) -> RunRecord:

@@ -70,13 +70,8 @@ def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed
     test = {"u": _with_one(data.test["x"]), "y": data.test["y"], "sex": data.test["sex"]}
     return Posed(
         fs.FederatedData.from_clients(parts, test=test, server={"use": use, "g": g}),
-        fs.Selection(excess, _unfairness(g, use, rho)),
-        use,
-        u,
-        v,
-        allowed,
-        g,
-    )
+        fs.Selection(excess, _unfairness(g, use, rho)), use, u, v, allowed, g,
+    )  # fmt: skip
 
 
 def _with_one(x: PyTree) -> np.ndarray:
@@ -166,14 +161,9 @@ def build(s: Setting) -> Task | RunRecord:
         "sequential": fs.SequentialRegularization((0.015, 0.0015, 0.00015), K=s.K, warm_start=True),
     }
     return Task(
-        p.problem,
-        methods[s.method],
-        p.data,
-        p.use,
-        rounds=s.rounds,
-        metrics=METRICS,
+        p.problem, methods[s.method], p.data, p.use, rounds=s.rounds, metrics=METRICS,
         eval_every=max(1, s.rounds // 100),
-    )
+    )  # fmt: skip
 
 
 def exact(s: Setting, p: Posed) -> RunRecord:

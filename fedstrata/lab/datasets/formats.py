@@ -22,36 +22,17 @@ Arrays = dict[str, np.ndarray]
 
 ADULT_TRAIN_ROWS = 32_561  # the rest of the pooled file is the test part
 ADULT_COLUMNS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
+    "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
+    "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country",
     "income",
-)
+)  # fmt: skip
 _NUMERIC = {"age", "fnlwgt", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
 _CIFAR_PIXELS = 3 * 32 * 32
 _IDX_UBYTE = 0x08
 
 _BROKEN = (
-    OSError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    zlib.error,
-    zipfile.BadZipFile,
-    tarfile.TarError,
-)
+    OSError, EOFError, ValueError, LookupError, TypeError, zlib.error, zipfile.BadZipFile, tarfile.TarError,
+)  # fmt: skip
 
 
 @contextlib.contextmanager

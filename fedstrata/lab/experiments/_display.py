@@ -42,14 +42,10 @@ class Display:
             self.console.print(f"{self.done} of {self.total} runs are already done.")
         if self.enabled and self.console.is_terminal and self.done < self.total:
             self._bar = bars.Progress(
-                bars.TextColumn("{task.description}"),
-                bars.BarColumn(bar_width=24),
-                bars.MofNCompleteColumn(),
-                bars.TimeElapsedColumn(),
-                bars.TextColumn("{task.fields[metrics]}"),
-                console=self.console,
-                transient=True,
-            )
+                bars.TextColumn("{task.description}"), bars.BarColumn(bar_width=24),
+                bars.MofNCompleteColumn(), bars.TimeElapsedColumn(),
+                bars.TextColumn("{task.fields[metrics]}"), console=self.console, transient=True,
+            )  # fmt: skip
             self._all = self._bar.add_task("runs", total=self.total, completed=self.done, metrics="")
             self._one = self._bar.add_task("", total=None, metrics="")
             self._bar.start()

@@ -183,15 +183,9 @@ def _naming(setting: Setting, experiment: Experiment) -> Iterator[None]:
 
 def _arguments(task: Task) -> dict[str, Any]:
     return {
-        "y0": task.y0,
-        "rounds": task.rounds,
-        "participation": task.participation,
-        "metrics": task.metrics,
-        "eval_every": task.eval_every,
-        "progress": False,
-        "certify": False,
-        **task.options,
-    }
+        "y0": task.y0, "rounds": task.rounds, "participation": task.participation, "metrics": task.metrics,
+        "eval_every": task.eval_every, "progress": False, "certify": False, **task.options,
+    }  # fmt: skip
 
 
 def _solve(task: Task, setting: Setting, store: RunStore, display: Display) -> Result:

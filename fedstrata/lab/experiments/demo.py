@@ -208,17 +208,10 @@ def build(s: Setting) -> Task:
         return more
 
     return Task(
-        kind.fair(s.lam) if fair else kind.bilevel,
-        methods[s.method],
-        data,
-        start if fair else np.zeros(M),
-        y0=None if fair else start,
-        rounds=rounds,
-        eval_every=max(1, rounds // 40),
-        metrics=FAIR if fair else {**kind.metrics, "weight": weight},
-        label=LABELS[s.method],
-        derive=judge,
-    )
+        kind.fair(s.lam) if fair else kind.bilevel, methods[s.method], data, start if fair else np.zeros(M),
+        y0=None if fair else start, rounds=rounds, eval_every=max(1, rounds // 40),
+        metrics=FAIR if fair else {**kind.metrics, "weight": weight}, label=LABELS[s.method], derive=judge,
+    )  # fmt: skip
 
 
 def weight(x: PyTree, y: PyTree) -> Any:

@@ -25,23 +25,15 @@ from fedstrata.lab.report.tables import bytes_text
 from fedstrata.support.threads import cores
 
 PURPOSES = {
-    "lab": "the command line, experiments, reports, data sets",
-    "gpu": "NVIDIA GPUs",
-    "network": "real sites: fedstrata net",
-    "torch": "models written in PyTorch",
-    "datasets": "data from Hugging Face",
-    "flare": "real sites inside NVIDIA FLARE",
-    "track": "TensorBoard: fs.track.TensorBoard",
-    "mlflow": "MLflow: fs.track.MLflow",
+    "lab": "the command line, experiments, reports, data sets", "gpu": "NVIDIA GPUs",
+    "network": "real sites: fedstrata net", "torch": "models written in PyTorch",
+    "datasets": "data from Hugging Face", "flare": "real sites inside NVIDIA FLARE",
+    "track": "TensorBoard: fs.track.TensorBoard", "mlflow": "MLflow: fs.track.MLflow",
     "wandb": "Weights & Biases: fs.track.WandB",
     "privacy": "the privacy that noise gives: fs.Channel(noise=…)",
-    "tune": "large searches with Optuna: fs.tune",
-    "bench": "the benchmarks",
-    "test": "the tests",
-    "test-long": "the nightly tests",
-    "docs": "the documentation",
-    "dev": "work on the package itself",
-}
+    "tune": "large searches with Optuna: fs.tune", "bench": "the benchmarks", "test": "the tests",
+    "test-long": "the nightly tests", "docs": "the documentation", "dev": "work on the package itself",
+}  # fmt: skip
 DEVELOPERS = ("bench", "test", "test-long", "docs", "dev")
 SOURCE = Path(__file__).parents[3] / "pyproject.toml"  # in a checkout, whose installed metadata may be older
 SPACE = 2**30  # bytes of free disk below which a long run may end badly

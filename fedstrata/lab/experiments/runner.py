@@ -239,18 +239,11 @@ def report_runs(
         known = {"label", "method", *(key for run in runs for key in run.setting)}
         claims = replace(claims, claims=tuple(c for c in claims.claims if c.where.keys() <= known))
     return write_report(
-        folder,
-        e.title,
-        runs,
-        config={key: value for key, value in config.items() if value},
-        table=fit_table(e.table, runs),
-        plots=[fit_plot(plot, runs) for plot in e.plots],
-        paper=None if prepared.changed else claims,
-        findings="" if e.findings is None else e.findings(runs),
-        notes=notes,
-        split=split,
-        command=command,
-    )
+        folder, e.title, runs, config={key: value for key, value in config.items() if value},
+        table=fit_table(e.table, runs), plots=[fit_plot(plot, runs) for plot in e.plots],
+        paper=None if prepared.changed else claims, findings="" if e.findings is None else e.findings(runs),
+        notes=notes, split=split, command=command,
+    )  # fmt: skip
 
 
 def _split(experiment: Experiment) -> Split | None:

@@ -329,20 +329,12 @@ def define(content: Mapping[str, Any], name: str) -> Experiment:
         columns.append(Column("bytes_up", "ledger", "uploaded", format="bytes"))
         about = f"{chosen.name} with the model {chosen.model.name} on {form.data.name}."
         return Experiment(
-            name=name,
-            title=form.title,
-            paper=form.paper,
-            description=form.description or about,
-            grid=build.blocks(),
-            parameters=build.parameters(),
-            build=build,
-            seeds=form.seeds,
+            name=name, title=form.title, paper=form.paper, description=form.description or about,
+            grid=build.blocks(), parameters=build.parameters(), build=build, seeds=form.seeds,
             table=form.table or TableSpec(tuple(columns), rows=("label", *form.grid)),
-            plots=tuple(map(PlotSpec, series)) if form.plots is None else form.plots,
-            claims=form.claims,
-            notes=form.notes,
-            quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
-        )
+            plots=tuple(map(PlotSpec, series)) if form.plots is None else form.plots, claims=form.claims,
+            notes=form.notes, quick=form.quick or {"rounds": min(form.rounds, 5), "seeds": 1},
+        )  # fmt: skip
     except ValidationError as error:
         raise ExperimentError("\n".join(dict.fromkeys(map(_fault, error.errors())))) from error
 
@@ -586,12 +578,7 @@ class FileBuild:
             if "rounds" not in form.model_fields_set and parts["solve"]["rounds"] == form.rounds:
                 parts["solve"]["rounds"] = None  # as many as it takes
         return Task(
-            posed.problem,
-            "auto" if isinstance(method, Automatic) else method,
-            posed.data,
-            posed.x0,
-            posed.y0,
-            metrics={name: metrics[name] for name in metrics_of(form)},
-            options=options,
+            posed.problem, "auto" if isinstance(method, Automatic) else method, posed.data, posed.x0,
+            posed.y0, metrics={name: metrics[name] for name in metrics_of(form)}, options=options,
             **parts["solve"],
-        )
+        )  # fmt: skip

@@ -64,14 +64,9 @@ def _of(base: str, names: Sequence[str], runs: Sequence[RunRecord], rows: Sequen
     ]
     if 0 < len(each) <= BARS:
         bars = PlotSpec(
-            **look,
-            kind="bar",
-            x="series",
-            series=tuple(f"{base}/{who}" for who in each),
-            title=f"{metric} of each client at the end",
-            x_label="client",
-            name=f"each-{slug}",
-        )
+            **look, kind="bar", x="series", series=tuple(f"{base}/{who}" for who in each),
+            title=f"{metric} of each client at the end", x_label="client", name=f"each-{slug}",
+        )  # fmt: skip
         plots.insert(0, bars)
     return Clients(base, table, plots)
 

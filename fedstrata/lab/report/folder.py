@@ -27,17 +27,8 @@ from fedstrata.support.threads import cores
 from fedstrata.support.writing import beside
 
 _PACKAGES = (
-    "fedstrata",
-    "jax",
-    "jaxlib",
-    "numpy",
-    "scipy",
-    "optax",
-    "lineax",
-    "nvflare",
-    "matplotlib",
-    "plotly",
-)
+    "fedstrata", "jax", "jaxlib", "numpy", "scipy", "optax", "lineax", "nvflare", "matplotlib", "plotly",
+)  # fmt: skip
 _ADAPTER = TypeAdapter(Definition)
 
 
@@ -100,19 +91,10 @@ def write_report(
     versions, machine = environment()
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     definition = Definition(
-        title=title,
-        table=table,
-        plots=tuple(plots),
-        paper=paper,
-        findings=findings,
-        notes=notes,
-        split=split,
-        command=command,
-        written=now,
-        config=json.loads(_json(config)),
-        versions=versions,
+        title=title, table=table, plots=tuple(plots), paper=paper, findings=findings, notes=notes,
+        split=split, command=command, written=now, config=json.loads(_json(config)), versions=versions,
         machine=machine,
-    )
+    )  # fmt: skip
     files = {"runs.csv": write_runs(runs).encode(), "history.csv": write_history(runs).encode()}
     sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
     definition = replace(definition, sha256=sums)

@@ -11,29 +11,13 @@ import re
 from collections.abc import Callable
 
 GREEK = {
-    "alpha": "α",
-    "beta": "β",
-    "gamma": "γ",
-    "delta": "δ",
-    "epsilon": "ε",
-    "eta": "η",
-    "theta": "θ",
-    "kappa": "κ",
-    "lam": "λ",
-    "mu": "μ",
-    "nu": "ν",
-    "rho": "ρ",
-    "sigma": "σ",
-    "tau": "τ",
-}
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eta": "η", "theta": "θ",
+    "kappa": "κ", "lam": "λ", "mu": "μ", "nu": "ν", "rho": "ρ", "sigma": "σ", "tau": "τ",
+}  # fmt: skip
 AXES = {
-    "round": "communication round",
-    "exchanges": "exchanges",
-    "bytes_up": "bytes uploaded",
-    "bytes_down": "bytes downloaded",
-    "oracle_calls": "oracle calls",
-    "seconds": "time [s]",
-}
+    "round": "communication round", "exchanges": "exchanges", "bytes_up": "bytes uploaded",
+    "bytes_down": "bytes downloaded", "oracle_calls": "oracle calls", "seconds": "time [s]",
+}  # fmt: skip
 
 
 def readable(text: str) -> str:
