@@ -42,24 +42,31 @@ def train_loss(x, w, patient):
 problem = fs.Bilevel(upper=val_loss, lower=train_loss)
 
 # %% [markdown]
-# ## Solve it
+# ## Plan, solve, certify
 #
 # `fs.FedMSA` updates x, y and the adjoint (the solution of the linear system of the hypergradient)
-# simultaneously, without an inner loop to tune and without forming a Hessian.
+# simultaneously, without an inner loop to tune and without forming a Hessian. `fs.plan` measures the
+# problem's constants and chooses the step sizes; the certificate measures how far the result is from a
+# solution, independently of the method.
 
 # %%
+x0, y0 = jnp.array(-4.0), jnp.zeros(10)
+plan = fs.plan(problem, data, x0, y0, method="FedMSA")
+print(plan.method)
+
 result = fs.solve(
     problem,
-    fs.FedMSA(alpha=2.0, beta=0.15, K=5),
+    plan.method,
     data,
-    jnp.array(-4.0),
-    y0=jnp.zeros(10),
+    x0,
+    y0=y0,
     rounds=400,
     metrics={"x": lambda x, y: x},
     seed=0,
 )
 print(f"log ridge {result.x:.3f}, validation loss {result.history['upper'][-1]:.4f}")
 print(f"{result.ledger.exchanges} exchanges, {result.ledger.bytes_up / 1e3:.0f} kB up")
+print(f"certificate: {result.certificate.verdict}")
 
 # %% [markdown]
 # ## The known answer

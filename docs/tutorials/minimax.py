@@ -55,6 +55,29 @@ gram = p * (1 - p) * pairs.T @ pairs / len(pairs) + RIDGE * np.eye(22)
 answer = np.linalg.solve(gram, p * (1 - p) * pairs.mean(0))
 
 
+# %% [markdown]
+# ## Plan, solve, certify
+#
+# `fs.plan` measures the game's constants and chooses a method and its step sizes; the certificate computes
+# the duality gap with oracles of its own.
+
+# %%
+x0 = {"w": jnp.zeros(22), "a": jnp.array(0.0), "b": jnp.array(0.0)}
+y0 = jnp.array(0.0)
+plan = fs.plan(problem, data, x0, y0, weights="size")
+planned = fs.solve(
+    problem, plan.method, data, x0, y0=y0, rounds=plan.rounds, weights="size"
+)
+away = np.linalg.norm(planned.x["w"] - answer) / np.linalg.norm(answer)
+print(f"{plan.method}, {plan.rounds} rounds: {planned.certificate.verdict}")
+print(f"distance from the answer {away:.1e}")
+
+# %% [markdown]
+# ## Local steps
+#
+# Ten local steps save exchanges only with a correction for the differences between clients.
+
+
 # %%
 def distance(x, y):
     return jnp.linalg.norm(x["w"] - jnp.asarray(answer, jnp.float32)) / np.linalg.norm(
@@ -67,14 +90,13 @@ methods = {
     "LocalSGDA, ten": fs.LocalSGDA(eta_x=0.1, eta_y=1.0, tau=10),
     "FedMSA, ten": fs.FedMSA(alpha=0.1, beta=1.0, K=10, clients=4),
 }
-x0 = {"w": jnp.zeros(22), "a": jnp.array(0.0), "b": jnp.array(0.0)}
 results = {
     name: fs.solve(
         problem,
         method,
         data,
         x0,
-        y0=jnp.array(0.0),
+        y0=y0,
         rounds=300,
         weights="size",
         metrics={"distance": distance},

@@ -60,7 +60,7 @@ problem = fs.MPEC(
 )
 
 # %% [markdown]
-# ## Solve it
+# ## Plan, solve, certify
 #
 # y(x, ξ) has kinks where an answer reaches the truth or the top, so `fs.FedRZOTwoStage` asks for values only:
 # it moves x a little to both sides, lets every patient answer, and compares. The answers are computed where
@@ -68,29 +68,24 @@ problem = fs.MPEC(
 # finds the equilibrium from G.
 
 # %%
-method = fs.FedRZOTwoStage(
-    gamma=0.3,
-    eta=0.05,
-    H=1,
-    lower="extragradient",
-    two_sided=True,
-    directions=7,
-    orthogonal=True,
-    batch_size=None,
-)
+x0, y0 = jnp.zeros(7), jnp.zeros(2)
+plan = fs.plan(problem, data, x0, y0, weights="size")
+print(plan.method)
+
 result = fs.solve(
     problem,
-    method,
+    plan.method,
     data,
-    jnp.zeros(7),
-    y0=jnp.zeros(2),
-    rounds=200,
+    x0,
+    y0=y0,
+    rounds=plan.rounds,
     weights="size",
     seed=0,
 )
 print(
     f"leader's loss {result.history['leader'][-1]:.4f} after {result.ledger.exchanges} exchanges"
 )
+print(f"certificate: {result.certificate.verdict}")
 
 # %% [markdown]
 # ## The known answer

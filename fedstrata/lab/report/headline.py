@@ -49,26 +49,20 @@ def headline(table: Table) -> str:
     ahead = [row for rows in groups for row in rows if row in best_rows]
     downwards = column.better == "low" or column.reduce == "reach"
     if len(groups) == 1:
-        best = low if downwards else high
-        extreme = "lowest" if downwards else "highest"
+        best, extreme = (low, "lowest") if downwards else (high, "highest")
+        test = f"a paired t-test over {seeds} seeds"
         if ahead:
-            return (
-                f"{who(best)} has the {extreme} {heading}, {number(best)}: "
-                f"ahead of every other in a paired t-test over {seeds} seeds."
-            )
+            return f"{who(best)} has the {extreme} {heading}, {number(best)}: ahead of every other in {test}."
         return (
-            f"No significant difference in {heading}: the {extreme} mean is {number(best)} "
-            f"({who(best)}), and a paired t-test over {seeds} seeds does not separate it from all others."
+            f"No significant difference in {heading}: the {extreme} mean is {number(best)} ({who(best)}), "
+            f"and {test} does not separate it from all others."
         )
     keys = [k for k, key in enumerate(table.keys) if key in ("label", "method")] or range(len(table.keys))
     counts = Counter(", ".join(str(table.rows[i].values[k]) for k in keys) for i in ahead)
     wins = ", ".join(f"{label} in {n}" for label, n in counts.most_common())
-    said = f"significantly ahead are {wins}" if wins else "none is significantly ahead"
-    rest = len(groups) - len(ahead)
-    return (
-        f"Of {len(groups)} settings, by {heading}: {said}{f', none in {rest}' if rest and wins else ''} "
-        f"(paired t-tests over {seeds} seeds)."
-    )
+    rest = f", none in {len(groups) - len(ahead)}" if wins and len(ahead) < len(groups) else ""
+    said = f"significantly ahead are {wins}{rest}" if wins else "none is significantly ahead"
+    return f"Of {len(groups)} settings, by {heading}: {said} (paired t-tests over {seeds} seeds)."
 
 
 def certified(table: Table) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from typing import Any
 
 import matplotlib as mpl
@@ -37,38 +38,10 @@ DARK = {
     **dict(zip(PALETTE, PALETTE_DARK, strict=True)),
 }
 
-STYLE: dict[Any, Any] = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
-    "text.color": "#1f2328",
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.labelcolor": "#424a53",
-    "axes.edgecolor": "#8c959f",
-    "axes.linewidth": 0.8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "grid.color": "#e4e8ec",
-    "grid.linewidth": 0.7,
-    "xtick.color": "#57606a",
-    "ytick.color": "#57606a",
-    "xtick.major.size": 3,
-    "ytick.major.size": 3,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
-    "lines.linewidth": 1.7,
-    "lines.solid_capstyle": "round",
-    "legend.frameon": False,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "fedstrata",  # the same plot is the same file
-}
-
-
+STYLE = mpl.rc_params_from_file(
+    str(resources.files("fedstrata.lab.report").joinpath("assets", "report.mplstyle")),
+    use_default_template=False,
+)
 NOTE: dict[str, Any] = {"fontsize": 8, "color": "#57606a"}
 
 
