@@ -129,7 +129,7 @@ def test_a_method_without_its_decorator():
         ({"x0": np.full(3, np.nan)}, ValueError, "x0 is not finite.$"),
         ({"data": [{"a": np.zeros((2, 3))}]}, TypeError, "a list: build it with"),
         ({"data": {"a": np.zeros((2, 3))}}, TypeError, "a dict: fs.FederatedData.from_arrays"),
-        ({"problem": fs.Minimization(lambda x, sample: x @ sample["b"])}, TypeError, "There is no 'b'"),
+        ({"problem": fs.Minimization(lambda x, sample: x @ sample["b"])}, TypeError, "'b' is not in what"),
         ({"problem": fs.Minimization(lambda x: x @ x)}, TypeError, "called with the arguments"),
     ],
 )  # fmt: skip

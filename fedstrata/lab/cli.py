@@ -440,7 +440,7 @@ def load(name: str) -> Experiment:
     if file.suffix not in (".toml", ".py"):
         return registry.find(name)
     if not file.is_file():
-        raise ExperimentError(f"There is no file {name}.")
+        raise ExperimentError(f"{name} does not exist.")
     if file.suffix == ".toml":
         from fedstrata.lab.experiments.toml import read
 

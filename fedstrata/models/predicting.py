@@ -113,7 +113,7 @@ def _inside(function: Any) -> list[Any]:
 def save(predictor: Predictor | None, preparation: Any, folder: Path) -> dict[str, Any] | None:
     """Keep the preparation in ``prepared.json``; returns the facts about the model for the result's own file.
 
-    None if there is no model, or what belongs to it are not plain values that a file can hold.
+    None without a model, or if its arguments are not plain values that a file can hold.
     """
     lost = False
     try:

@@ -433,7 +433,7 @@ class TestLookUp:
                     assert len(bytes.fromhex(digest)) == hashlib.new(algorithm).digest_size
 
     def test_an_unknown_name_is_refused(self):
-        with pytest.raises(DataError, match=r"no data set 'mnits'; there are digits, .*wikimaths"):
+        with pytest.raises(DataError, match=r"Unknown data set 'mnits'; there are digits, .*wikimaths"):
             load("mnits")
 
 

@@ -453,20 +453,20 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('title = "Two methods"', ""), "title: Field required"),
         (
             change("rounds = 3", "round = 3"),
-            r"there is no 'round'\. Did you mean 'rounds'.*\? There are title, .* rounds",
+            r"unknown name 'round'\. Did you mean 'rounds'.*\? There are title, .* rounds",
         ),
         (change("rounds = 3", "rounds = 0"), "rounds: Input should be greater than or equal to 1"),
         (
             change('"digits"', '"digit"'),
-            r"data: there is no 'digit'\. Did you mean 'digits'\? There are digits, ",
+            r"data: unknown name 'digit'\. Did you mean 'digits'\? There are digits, ",
         ),
         (change("limit", "limits"), r"data: digits has no 'limits'\. Did you mean 'limit'"),
-        (change('"Dirichlet"', '"Dirichle"'), "data.partition: there is no 'Dirichle'"),
+        (change('"Dirichlet"', '"Dirichle"'), "data.partition: unknown name 'Dirichle'"),
         (change("min_size", "size"), "data.partition: Dirichlet has no 'size'"),
-        (change('"softmax"', '"softmin"'), "problem: there is no 'softmin'"),
+        (change('"softmax"', '"softmin"'), "problem: unknown name 'softmin'"),
         (
             change('"softmax"', '"Bilevel"'),
-            "problem: there is no 'Bilevel'.* Bilevel is a class of problems: regularisation, hyper",
+            "problem: unknown name 'Bilevel'.* Bilevel is a class of problems: regularisation, hyper",
         ),
         (
             change('"softmax"', '"linear"\n    loss = "logistics"'),
@@ -481,7 +481,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
             "data.partition: must be a table with a name, .* but is 3",
         ),
         (change("lam =", "lambda ="), r"problem.model: softmax has no 'lambda'\. Did you mean 'lam'"),
-        (change('"FedAvg"', '"FedAverage"'), "methods: there is no 'FedAverage'. Did you mean 'FedAvg'"),
+        (change('"FedAvg"', '"FedAverage"'), "methods: unknown name 'FedAverage'. Did you mean 'FedAvg'"),
         (
             change('"FedAvg"', '"FedMSA"'),
             "FedMSA does not solve a Minimization, which minimisation is, but MultiSequence, Bilevel, "
@@ -502,7 +502,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         ),
         (
             change('"softmax"\n    lam', '"robust"\n    model = "mpl"\n    lam'),
-            "problem.model: there is no 'mpl'. Did",
+            "problem.model: unknown name 'mpl'. Did",
         ),
         (
             change('"softmax"\n    lam', '"strategic"\n    model = "mlp"\n    cost'),
@@ -518,7 +518,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('label = "pulled"', 'label = "FedAvg"'), "two are called 'FedAvg'"),
         (
             change('["accuracy"]', '["accurate"]'),
-            "metrics: there is no 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, ",
+            "metrics: unknown name 'accurate'. Did you mean 'accuracy'.* There are accuracy, test_loss, ",
         ),
         (change("mu = [0.5", "nu = [0.5"), r"grid: unknown key 'nu'\. Did you mean 'mu'"),
         (change("mu = [0.5, 1.0]", "mu = []"), "no value of 'mu'"),
@@ -568,7 +568,7 @@ def test_tables_of_ones_own(tmp_path):
     own = own.replace("encode", 'server = "south.csv"\nencode')
     e = read(written(tmp_path, own.replace('"*.csv"', '["north.csv"]')))
     assert first_task(e).data.server["y"].tolist() == [0, 1]
-    with pytest.raises(ExperimentError, match=r"rounds: .*\n.*no 'titel'"):  # both, at once
+    with pytest.raises(ExperimentError, match=r"rounds: .*\n.*unknown name 'titel'"):  # both, at once
         read(written(tmp_path, 'titel = "x"\nrounds = "many"\n' + text))
     del data["target"]
     e = define(content, "own")

@@ -1,6 +1,5 @@
 """The page in a real browser: it draws, obeys clicks, complains of nothing and asks nobody."""
 
-
 import pytest
 
 from fedstrata.lab.report import (

@@ -58,7 +58,7 @@ def test_what_cannot_be_compared_is_said(write, tmp_path):
         compare([a])
     with pytest.raises(ReportError, match="given twice"):
         compare([a, tmp_path / "b" / ".." / "a"])
-    with pytest.raises(ReportError, match="there is no folder"):
+    with pytest.raises(ReportError, match="does not exist"):
         compare([a, tmp_path / "nowhere"])
 
 

@@ -197,7 +197,7 @@ def test_a_damaged_definition_is_explained(report, config, message):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(ReportError, match=r"there is no folder '.*nowhere'"):
+    with pytest.raises(ReportError, match=r"the folder '.*nowhere' does not exist"):
         rebuild(tmp_path / "nowhere")
     with pytest.raises(ReportError, match=r"has no config\.json: it is not the folder of a report"):
         rebuild(tmp_path)
@@ -211,7 +211,7 @@ def test_bad_definitions_are_refused_before_anything_is_written(tmp_path, runs):
         write(tmp_path / "a", runs, config={"f": lambda x: x})
     with pytest.raises(ValueError, match="two plots have the same name"):
         write(tmp_path / "b", runs, plots=[PlotSpec("loss", panels="H")] * 2)
-    with pytest.raises(ReportError, match="no runs"):
+    with pytest.raises(ReportError, match="needs runs"):
         write(tmp_path / "c", [])
     assert list(tmp_path.iterdir()) == []
 

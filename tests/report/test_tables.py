@@ -191,7 +191,7 @@ def test_what_names_nothing_is_refused(runs):
         build_table(runs, TableSpec((Column("bytes_down", "ledger"),), keys))
     with pytest.raises(ReportError, match=r"no run has a 'K'; .*\['label', 'method', 'H'\]"):
         build_table(runs, TableSpec((Column("loss"),), ("label", "K")))
-    with pytest.raises(ReportError, match="no runs"):
+    with pytest.raises(ReportError, match="needs runs"):
         build_table([], TableSpec((Column("loss"),), keys))
     spec = TableSpec((Column("loss"),), keys)
     with pytest.raises(ReportError, match="about the column 'los'"):

@@ -88,7 +88,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
         Named arrays.
 
     Raises:
-        DataError: If there is no data set of that name.
+        DataError: If the name is unknown.
         DataNotFound: If its files are not there and cannot be fetched.
         CorruptData: If a file is damaged.
 
@@ -105,9 +105,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Arrays:
         features = bunch.images if name == "digits" else bunch.data
         return {"x": features, "y": bunch.target.astype(np.int32)}
     if name not in FORMS:
-        raise DataError(
-            f"There is no data set {name!r}; there are {', '.join([*_BUNDLED, 'heart', *FORMS])}."
-        )
+        raise DataError(f"Unknown data set {name!r}; there are {', '.join([*_BUNDLED, 'heart', *FORMS])}.")
     return read(name, data_dir)
 
 

@@ -84,7 +84,7 @@ def federated(
     """
     if name not in LOADERS:
         raise ExperimentError(
-            f"There is no data set {name!r}{suggest(name, list(LOADERS))} There are {', '.join(LOADERS)}."
+            f"Unknown data set {name!r}{suggest(name, list(LOADERS))} There are {', '.join(LOADERS)}."
         )
     if name in NATURAL and (clients is not None or partition is not None):
         raise ExperimentError(f"{name} is already divided into clients: leave clients and partition out.")

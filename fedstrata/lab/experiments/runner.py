@@ -107,7 +107,7 @@ def run_experiment(
         fresh: discard the runs that are stored.
         together: whether runs that share a program are solved side by side (`fedstrata.sweep`), which fills a
             GPU; by default they are unless there is only a CPU.
-        progress: show a bar, or lines where there is no terminal.
+        progress: show a bar, or lines without a terminal.
         console: where to.
         models: keep what each run has found, for `fedstrata.load` and `fedstrata predict`, in a folder of
             ``models/``.

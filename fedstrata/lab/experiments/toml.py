@@ -215,7 +215,7 @@ class File(BaseModel):
 def unknown(where: str, name: str, known: Iterable[str], hint: str = "") -> str:
     """The message for a name that does not exist."""
     known = list(known)
-    return f"{where}: there is no {name!r}{suggest(name, known)}{hint} There are {', '.join(known)}."
+    return f"{where}: unknown name {name!r}{suggest(name, known)}{hint} There are {', '.join(known)}."
 
 
 def _misfits(form: File) -> Iterator[str]:
@@ -443,7 +443,7 @@ def _argument(where: str, value: Any) -> Any:
 def _optax(where: str, name: str, given: str) -> Any:
     known = [n for n, made in vars(optax).items() if not n.startswith("_") and callable(made)]
     if name not in known:
-        raise ExperimentError(f"{where}: there is no {name!r}{suggest(name, [*METHODS, *known])}")
+        raise ExperimentError(f"{where}: unknown name {name!r}{suggest(name, [*METHODS, *known])}")
     arguments = {key: _argument(f"{where}.{key}", item) for key, item in json.loads(given).items()}
     return _called(f"{where}: optax's {name}", vars(optax)[name], **arguments)
 

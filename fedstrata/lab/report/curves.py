@@ -62,7 +62,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """A heat-map's cells; NaN where there is no run."""
+    """A heat-map's cells; NaN where runs are missing."""
 
     columns: list[str]
     rows: list[str]

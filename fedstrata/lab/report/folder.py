@@ -111,7 +111,7 @@ def load_report(folder: str | os.PathLike[str]) -> Report:
     """
     place = Path(folder)
     if not place.is_dir():
-        raise ReportError(f"there is no folder {str(place)!r}")
+        raise ReportError(f"the folder {str(place)!r} does not exist")
     text = _read(place, "config.json")
     try:
         definition = _ADAPTER.validate_python(json.loads(text))

@@ -114,7 +114,7 @@ def _split(definition: Definition, prefix: str) -> str:
 
 
 def _left_out(definition: Definition, plots: Plots) -> str:
-    """The plots that there are no series for."""
+    """The plots whose series no run has."""
     missing = [spec for spec in definition.plots if spec.stem not in plots]
     said = "; ".join(f"{label_of(spec.y)} by {label_of(spec.x)}" for spec in missing)
     return f"<p>Not drawn, because no run has the series: {typeset(said)}.</p>" if missing else ""

@@ -272,7 +272,7 @@ def plot_history(
         raise ReportError(f"the history has no {missing}; it has {list(history)}")
     if not chosen:
         raise ReportError(
-            f"there is no metric to plot, only {list(history)}; pass metrics= to solve, or name some here"
+            f"the history has no metrics, only {list(history)}; pass metrics= to solve, or name some here"
         )
     with mpl.rc_context(STYLE):
         columns = min(len(chosen), 3)

@@ -245,7 +245,7 @@ class Split:
 
     Args:
         sizes: how many training samples each client has.
-        classes: class → how many of them each client has; empty where there are no classes.
+        classes: class → how many of them each client has; empty without classes.
         names: of the clients; empty where they have none.
         caption: below the picture.
     """

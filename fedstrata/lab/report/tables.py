@@ -297,7 +297,7 @@ def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims |
     | A | 2 | 1.50 ± 0.50 |
     """
     if not runs:
-        raise ReportError("there are no runs")
+        raise ReportError("a table needs runs, but the list is empty")
     across = (spec.across,) if spec.across else ()
     check_keys(runs, spec.rows + across)
     groups = group(runs, spec.rows + across)
