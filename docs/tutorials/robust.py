@@ -60,8 +60,8 @@ for name, problem in problems.items():
         weights="size",
         seed=0,
     )
-    verdict = results[name].certificate.verdict
-    print(f"{name:24} {plan.method}, {plan.rounds} rounds: {verdict}")
+    verdict, chosen = results[name].certificate.verdict, type(plan.method).__name__
+    print(f"{name:24} {chosen}, {plan.rounds} rounds: {verdict}")
 
 # %% [markdown]
 # ## The known answers

@@ -303,5 +303,5 @@ def test_a_historys_plot_has_a_panel_per_metric(tmp_path):
     np.testing.assert_array_equal(by_time.axes[0].lines[0].get_xdata(), history["seconds"])
     with pytest.raises(ReportError, match=r"no \['middle'\]; it has"):
         plot_history(history, ["middle"])
-    with pytest.raises(ReportError, match="no metric to plot"):
+    with pytest.raises(ReportError, match="has no metrics"):
         plot_history({"round": [0]})
