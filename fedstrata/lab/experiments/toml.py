@@ -243,7 +243,7 @@ def _misfits(form: File) -> Iterator[str]:
 
 def _unfit(name: str, form: File) -> str:
     """Why a method cannot solve the problem; empty where it can."""
-    fitting = [n for n, cls in METHODS.items() if issubclass(form.kind, cls.solves)]
+    fitting = sorted(n for n, cls in METHODS.items() if issubclass(form.kind, cls.solves))
     if name in (*fitting, "auto"):
         return ""
     solves, others = METHODS[name].solves, []

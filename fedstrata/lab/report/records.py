@@ -173,7 +173,7 @@ def read_runs(runs: str, history: str) -> list[RunRecord]:
         number = cells.get("run", "")
         if number not in series:
             raise ReportError(f"history.csv has no line of run {number!r}, which runs.csv lists")
-        parts = {
+        parts: dict[str, Any] = {
             part: {key: _decode(c) for name, c in cells.items() if c and (key := _key(name, part))}
             for part in PARTS
         }
