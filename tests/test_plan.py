@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import suppress
 from dataclasses import replace
 
@@ -101,27 +102,25 @@ SMOOTH = Measured(2.0, 0.5, np.full(5, 3.0), np.full(5, 0.2), 1.0, 0.5, 0.3, 0.1
 NAMES = ("loss", "upper", "payoff", "objective", "lower", "client", "plain", "constraints", "secondary")
 
 
-@pytest.mark.parametrize("participants", [5, 3])
-@pytest.mark.parametrize("kink", [0.0, 0.9])
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
-def test_every_method_has_steps_or_a_reason(case, kink, participants):
+def test_every_method_has_steps_or_a_reason(case):
     """Of made-up constants: what a rule gives can be run, and of smooth ones every method has one."""
     method = type(case.method)
-    levels = dict.fromkeys(NAMES, replace(SMOOTH, kink=kink))
     jacobian = np.diag([1.0, 1, 1, 2, 2, 2, 2]) if isinstance(case.problem, fs.MultiSequence) else None
-    found = Constants(levels, 0.5, 0.4, 1.0, 1.0, 10, jacobian=jacobian)
-    at = Conditions(case.problem, found, 5, participants, 3, 100)
-    if kink:
-        with suppress(NoRule):  # some need smooth functions
-            its = method.practical(at)
-            its.method.check_schedules(100)
-        return
-    its = method.practical(at)
-    its.method.check(case.problem, 5)
-    its.method.check_schedules(100)
-    assert 0 <= its.rate <= 10
-    assert its.reasons
-    assert participants < 5 or its.rate > 0 or isinstance(case.problem, fs.Selection) or its.fades
+    for kink, participants in itertools.product((0.0, 0.9), (5, 3)):
+        levels = dict.fromkeys(NAMES, replace(SMOOTH, kink=kink))
+        found = Constants(levels, 0.5, 0.4, 1.0, 1.0, 10, jacobian=jacobian)
+        at = Conditions(case.problem, found, 5, participants, 3, 100)
+        if kink:
+            with suppress(NoRule):  # some need smooth functions
+                method.practical(at).method.check_schedules(100)
+            continue
+        its = method.practical(at)
+        its.method.check(case.problem, 5)
+        its.method.check_schedules(100)
+        assert 0 <= its.rate <= 10
+        assert its.reasons
+        assert participants < 5 or its.rate > 0 or isinstance(case.problem, fs.Selection) or its.fades
 
 
 def test_recommendations_leave_out_what_needs_all_clients_or_solves_another_problem():
