@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import shutil
@@ -14,7 +15,15 @@ import numpy as np
 import pytest
 
 from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, wire
-from fedstrata.engines.network.grpc_server import METHOD, PROCESS, SERVICE, UNASKED, GrpcServer, options
+from fedstrata.engines.network.grpc_server import (
+    METHOD,
+    PROCESS,
+    PROTOCOLS,
+    SERVICE,
+    UNASKED,
+    GrpcServer,
+    options,
+)
 from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
 from fedstrata.engines.network.kits import KitError, make, name_of, read
 
@@ -22,7 +31,7 @@ from fedstrata.engines.network.kits import KitError, make, name_of, read
 @pytest.fixture(scope="module")
 def kits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kits")
-    make(folder, ["berlin", "lyon"], ["localhost", "127.0.0.1"])
+    make(folder, ["berlin", "lyon"], ["localhost", "127.0.0.1", "[::1]"])
     make(folder / "foreign", ["berlin"], ["localhost"])
     return folder
 
@@ -37,29 +46,41 @@ def server(kits):
 class Dialled:
     """A raw connection, which answers as it is told."""
 
-    def __init__(self, server, kit, answer, limit=2**24, anonymous=False, process="one"):
+    def __init__(
+        self,
+        server,
+        kit,
+        answer,
+        limit=2**24,
+        anonymous=False,
+        process="one",
+        protocols=None,
+        host="localhost",
+    ):
         self.outbox = queue.SimpleQueue()
         which = (0,) if anonymous else (0, 2, 1)  # the authority alone, or with key and certificate
         credentials = grpc.ssl_channel_credentials(*(read(kit)[i] for i in which)) if kit else None
-        address = f"localhost:{server.port}"
+        address = f"{host}:{server.port}"
         self.channel = (
             grpc.secure_channel(address, credentials, options(limit))
             if kit
             else grpc.insecure_channel(address)
         )
         dial = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        self.stream = dial(iter(self.outbox.get, None), metadata=((PROCESS, process),))
+        metadata = [(PROCESS, process)] + [(PROTOCOLS, protocols)] * (protocols is not None)
+        self.stream = dial(iter(self.outbox.get, None), metadata=metadata)
         self.ended = None
         self.thread = threading.Thread(target=self._listen, args=(answer,), daemon=True)
         self.thread.start()
 
     def _listen(self, answer):
+        self.words = ""
         try:
             for message in self.stream:
                 for reply in answer(message):
                     self.outbox.put(reply)
         except grpc.RpcError as error:
-            self.ended = error.code()
+            self.ended, self.words = error.code(), error.details()
 
     def close(self):
         self.outbox.put(None)
@@ -266,6 +287,76 @@ def test_a_second_process_of_a_site_is_refused_while_the_first_is_there(server, 
     assert not ask(server)[1]
     for site in (first, second):
         site.close()
+
+
+@pytest.mark.parametrize("protocols", [None, "4", "5,4", "4,3"])
+def test_a_site_of_the_next_or_the_last_version_is_taken_in(server, kits, protocols):
+    """The server speaks its own version where the site knows it; sites before 0.2 said nothing."""
+    site = Dialled(server, kits / "berlin", echo, protocols=protocols)
+    assert server.wait([0], 10) == [0]
+    site.close()
+
+
+def test_a_site_that_speaks_no_common_version_is_told_so(server, kits):
+    site = Dialled(server, kits / "berlin", echo, protocols="5,6")
+    site.thread.join(10)
+    assert site.ended is grpc.StatusCode.FAILED_PRECONDITION
+    assert "speaks version 5,6" in site.words
+    assert "the server version 4: update whichever has the older FedStrata" in site.words
+    site.close()
+
+
+def test_addresses_of_version_six(kits):
+    try:
+        server = GrpcServer(["berlin"], kits / "server", "[::1]:0")
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    site = Dialled(server, kits / "berlin", echo, host="[::1]")
+    assert server.wait([0], 10) == [0]
+    site.close()
+    server.close()
+
+
+def tunnel(proxy, asked):
+    """Serve CONNECT on a listening socket, once."""
+    near, _ = proxy.accept()
+    head = b""
+    while b"\r\n\r\n" not in head:
+        head += near.recv(4096)
+    asked.append(head.split(b"\r\n")[0].decode())
+    far = socket.create_connection(("127.0.0.1", int(asked[0].split()[1].rpartition(":")[2])), 10)
+    near.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+    def pump(source, sink):
+        with contextlib.suppress(OSError):
+            while content := source.recv(2**16):
+                sink.sendall(content)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    threading.Thread(target=pump, args=(near, far), daemon=True).start()
+    pump(far, near)
+    near.close()
+    far.close()
+
+
+def test_a_site_dials_through_a_proxy(server, kits, monkeypatch):
+    """As the environment says: the proxy sees a host, a port, and TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        asked = []
+        thread = threading.Thread(target=tunnel, args=(proxy, asked), daemon=True)
+        thread.start()
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        site = Dialled(server, kits / "berlin", echo)
+        assert server.wait([0], 10) == [0]
+        replies, _ = ask(server)
+        np.testing.assert_array_equal(replies[0].arrays[0], np.arange(3))
+        assert asked == [f"CONNECT localhost:{server.port} HTTP/1.1"]
+        site.close()
+        thread.join(10)
 
 
 def test_what_is_too_large_is_not_sent(server, kits):

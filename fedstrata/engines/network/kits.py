@@ -433,7 +433,7 @@ def _host(host: str) -> Any:
     from cryptography import x509
 
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))  # as it stands in an address
     except ValueError:
         return x509.DNSName(host)
 
