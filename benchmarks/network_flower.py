@@ -7,16 +7,13 @@ starts them by default.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from benchmarks.flower_system import BIN, System
 
 SIZES = {"10 KB": 2_560, "1 MB": 262_144, "10 MB": 2_621_440}
 ROUNDS = 3
@@ -86,15 +83,8 @@ def main(grid, context):
 """
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def write(folder: Path, port: int) -> None:
-    """The app, and where its SuperLink is."""
+def write(folder: Path) -> None:
+    """The app."""
     app = folder / "app" / "echo"
     app.mkdir(parents=True)
     (app / "__init__.py").touch()
@@ -102,51 +92,23 @@ def write(folder: Path, port: int) -> None:
     (app / "client.py").write_text(CLIENT, "utf-8")
     out = str(folder / "times.json")
     (app / "server.py").write_text(SERVER.format(nodes=NODES, sizes=SIZES, rounds=ROUNDS, out=out), "utf-8")
-    home = folder / "home"
-    home.mkdir()
-    link = f'[superlink.loopback]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
-    (home / "config.toml").write_text(link, "utf-8")
 
 
 def main() -> None:
     """Start SuperLink and SuperNodes, run the app, end them by their ids."""
-    bin_ = Path(sys.executable).parent
-    if not (bin_ / "flower-superlink").exists():
+    if not BIN.joinpath("flower-superlink").exists():
         print("Left out, as Flower is not installed here: pip install 'flwr>=1.41,<1.42'\n")
         return
     folder = Path(tempfile.mkdtemp())
-    port = free_port()
-    write(folder, port)
-    path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
-    env = os.environ | {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder / "home"), "PATH": path}
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def start(program: str, *words: str) -> None:
-        with (folder / f"{len(processes)}.log").open("wb") as stream:
-            command = [str(bin_ / program), "--insecure", "--host", "127.0.0.1", *words]
-            processes.append(
-                subprocess.Popen(command, env=env, stdout=stream, stderr=stream, start_new_session=True)
-            )
-
-    try:
-        start("flower-superlink", "--port", str(port))
-        for _ in range(NODES):
-            start("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--port", str(free_port()))
-        command = [str(bin_ / "flwr"), "run", str(folder / "app"), "loopback"]
-        for _ in range(30):  # until the SuperLink is up
-            if not subprocess.run(command, env=env, capture_output=True, check=False).returncode:
-                break
-            time.sleep(1.0)
+    write(folder)
+    with System(folder, [""] * NODES) as system:
+        system.run(folder / "app")
         end = time.monotonic() + PATIENCE
         while not (folder / "times.json").exists():
             if time.monotonic() > end:
                 raise SystemExit(f"Flower did not finish in {PATIENCE:.0f} s; its logs are in {folder}.")
             time.sleep(1.0)
         found = json.loads((folder / "times.json").read_text("utf-8"))
-    finally:
-        for process in reversed(processes):
-            os.killpg(process.pid, signal.SIGTERM)  # with the processes of its apps
-            process.wait()
     shutil.rmtree(folder)
     print("A message to three of Flower's SuperNodes on loopback and back, without TLS, median s")
     for name, seconds in found.items():

@@ -19,6 +19,7 @@ import json
 import logging
 import math
 import shutil
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -111,7 +112,7 @@ class Host:
         self.opened: Opened | None = None
         self.site: Site | None = None
         self._programs: dict[Any, dict[Any, Any]] = {}
-        self.answered = 0  # requests
+        self.answered, self.heard = 0, time.monotonic()  # requests; when the last one came
         self.seen = 0  # the highest number of a message that was answered
 
     def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
@@ -120,6 +121,7 @@ class Host:
         Raises:
             Ended: when the server says so.
         """
+        self.heard = time.monotonic()
         number: int | None = None
         header: Header = {}
         arrays: Arrays = []

@@ -238,7 +238,7 @@ def _warn_of_expiry(kit: Path, name: str) -> None:
 
 
 @contextmanager
-def _served(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
+def served_by(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
     """A server that listens, for an experiment."""
     from fedstrata.engines.network.audit import Audit, Audited
     from fedstrata.engines.network.grpc_server import GrpcServer
@@ -431,10 +431,10 @@ def run(
             return
         if not resume:
             refuse_runs(folder)
-        with _served(kit, plan, folder) as server:
+        with served_by(kit, plan, folder) as server:
             command = f"fedstrata net run {experiment} {kit}"
             execute(server, plan, folder, command, fresh=not resume, watch=watch)
-            _done(server)
+            done(server)
             _vouch(server, plan, folder, kit)
 
 
@@ -462,7 +462,7 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
     typer.echo(f"Manifest: {(out / 'manifest.json').resolve()}")
 
 
-def _done(server: Server) -> None:
+def done(server: Server) -> None:
     """Tell the sites that nothing more will be asked."""
     from fedstrata.engines.network import Request
 
@@ -496,6 +496,20 @@ def flare(
             out=place, quick=quick, seeds=seeds, set=tuple(set_ or ()), folder=str(Path.cwd()),
         )  # fmt: skip
         prepare(kit, party, typer.echo)
+
+
+@net.command()
+def flower(
+    app: Annotated[Path, typer.Argument(help="A new folder for the app.")],
+    kit: Annotated[Path, typer.Option(help="At the server's part: a folder with federation.toml.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="There, the folder for runs and report.")],
+) -> None:
+    """Write an app of Flower, whose nodes become sites for the length of a run."""
+    with messages():
+        from fedstrata.lab.experiments.flower import write_app
+
+        write_app(app, kit, out)
+        typer.echo(f"{app}: `flwr run {app}`, when SuperLink and SuperNodes run.")
 
 
 @net.command()
@@ -613,7 +627,7 @@ def collect(
         from fedstrata.support.sealed import save_arrays
 
         plan = plan_of(experiment, kit, quick, seeds, set_)
-        with _served(kit, plan, out) as server:
+        with served_by(kit, plan, out) as server:
             for number, setting in enumerate(plan.experiment.settings):
                 there, *_ = server.federation(setting)
                 there.fresh = False
@@ -660,7 +674,7 @@ def try_(
         write_settings(base, names, where, "127.0.0.1:8443", "localhost:8443")
         make_all(base)
         logs.begin(out / "logs" / "server.log")
-        with _served(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
+        with served_by(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
             address = f"localhost:{server.transport.inner.port}"  # type: ignore[attr-defined]
             started = [
                 _start(base / "kits" / name, out, address, where, options(quick, seeds, set_))
@@ -675,7 +689,7 @@ def try_(
                 with watch:
                     anew = "try it again in another folder"
                     execute(server, plan, out, f"fedstrata net try {experiment}", fresh=True, again=anew)
-                _done(server)
+                done(server)
                 _finish(started, 10.0)
             except KeyboardInterrupt:
                 if not watch.dead:
