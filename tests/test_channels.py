@@ -336,6 +336,26 @@ def test_the_feedback_that_a_method_bears_reaches_the_solution(method, right, wr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["CODASCA", "FESSGDA", "FedAPD", "QFedAvg"])
+def test_a_quarter_of_the_entries_leads_where_all_do(name):
+    """Control variates are sums of increments, gradients are not: each with the feedback it declares."""
+    toy = fs.quadratic_minimax(clients=6, seed=1)
+    if name in ("CODASCA", "FESSGDA"):
+        posed = (toy.problem, toy.data, np.zeros(5), np.zeros(8))
+    else:
+        own = np.random.default_rng(1)
+        parts = [{"a": own.normal(size=(6, 8)), "b": own.normal(size=6) + i} for i in range(5)]
+        ridge = fs.Minimization(lambda x, s: 0.5 * (s["a"] @ x - s["b"]) ** 2 + 0.05 * x @ x)
+        posed = (ridge, fs.FederatedData.from_clients(parts), np.zeros(8), None)
+    problem, data, x0, y0 = posed
+    method = fs.plan(*posed, name).method
+    options = {"y0": y0, "rounds": 1500, "eval_every": 1500, "progress": False, "certify": False}
+    plain = fs.solve(problem, method, data, x0, **options).x
+    few = fs.solve(problem, method, data, x0, channel=fs.Channel(compress=fs.TopK(0.25)), **options).x
+    assert np.linalg.norm(few - plain) < 1e-4 * np.linalg.norm(plain)
+
+
+@pytest.mark.slow
 def test_an_unbiased_compressor_without_noise_at_the_end():
     """Of 2 bits, ω > 1, it comes to rest with a shift, see DIANA, and does not without."""
     assert off(fs.FedAvg(gamma=0.1), 1500, channel=fs.Channel(compress=fs.QSGD(2))) < 1e-4  # "auto"

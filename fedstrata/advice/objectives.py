@@ -8,6 +8,7 @@
 | `Minimax` | max_y f(x, y), by ascent from several points if f is not concave in y |
 | `Hard`, constraints | the loss with an exact penalty of the largest violation |
 | `WorstClient`, for `AFL` and `DRFA` | the largest of the clients' losses |
+| `RiskOfClients`, what `FedGDRO` solves | a risk of the clients' losses |
 
 All sums are over all samples of all clients, in float64. Functions without derivatives are differentiated by
 differences. Your own class gets its F by ``@fs.certify.register``.
@@ -37,7 +38,7 @@ from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import Composition, Minimax, MultiSequence
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.fairness import Hard
-from fedstrata.problems.of_clients import WorstClient
+from fedstrata.problems.of_clients import RiskOfClients, WorstClient
 from fedstrata.support.frozen import jit
 
 TOLERANCE = 1e-9  # of lower levels, relative to the length of y
@@ -238,6 +239,20 @@ def _worst(problem: WorstClient, case: Case) -> Objective:
 def _of_worst(problem: WorstClient, weights: Weights) -> Evaluate:
     def F(x: PyTree, data: Placed) -> Any:
         return jnp.max(data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x)))
+
+    return _differentiated(F, not problem.without_derivatives)
+
+
+@objective_of.register(RiskOfClients)
+def _risk_of_clients(problem: RiskOfClients, case: Case) -> Objective:
+    return _within(case, partial(_of_clients(problem, case.weights), case.data))
+
+
+@kept
+def _of_clients(problem: RiskOfClients, weights: Weights) -> Evaluate:
+    def F(x: PyTree, data: Placed) -> Any:
+        losses = data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))
+        return problem.risk(jnp.asarray(losses), jnp.asarray(data.shares(weights)))
 
     return _differentiated(F, not problem.without_derivatives)
 

@@ -20,6 +20,7 @@ from fedstrata.methods.fedapd import FedAPD as FedAPD
 from fedstrata.methods.fedavg import FedAvg as FedAvg
 from fedstrata.methods.feddro import FedDRO as FedDRO
 from fedstrata.methods.fedf2sa import FedF2SA as FedF2SA
+from fedstrata.methods.fedgdro import FedGDRO as FedGDRO
 from fedstrata.methods.fedkseed import FedKSeed as FedKSeed
 from fedstrata.methods.fedmsa import FedMSA as FedMSA
 from fedstrata.methods.fedmspp import FedMSPP as FedMSPP

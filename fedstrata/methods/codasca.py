@@ -72,6 +72,7 @@ class CODASCA(Method[Minimax, State]):
 
     solves = (Minimax,)
     private_samples = True
+    feedback = "ef"  # the server sums increments, so what a channel drops must be sent later
 
     @classmethod
     def refuses(cls, problem: Minimax) -> str | None:

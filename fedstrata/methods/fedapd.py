@@ -70,7 +70,7 @@ class FedAPD(Agnostic[State]):
     eta_g: Positive = 1.0  # η_g
     batch_size: BatchSize = None
 
-    needs = "gradients and values"
+    needs = "gradients"
     full_participation = "every client's loss moves its weight."
 
     @classmethod

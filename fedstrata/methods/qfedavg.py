@@ -47,7 +47,7 @@ class QFedAvg(Averaging):
     H: LocalSteps = 1
     batch_size: BatchSize = None
 
-    needs = "gradients and values, losses ≥ 0"
+    needs = "gradients, losses ≥ 0"
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:

@@ -7,15 +7,17 @@ and the ``personal`` loss beside the loss of x, and `fedstrata.certify` and `fed
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.problem import FUNCTION, Mean
 from fedstrata.core.term import Applied, Term
-from fedstrata.core.types import Function, PyTree, Real
+from fedstrata.core.types import Array, Function, PyTree, Real
+from fedstrata.problems import risks
 from fedstrata.problems.classes import Bilevel, Minimization
 
 
@@ -99,3 +101,38 @@ class Adapted(OfClients):
         """See `OfClients.own`."""
         loss = client.train.full_mean(self.loss).silent
         return loss(tree.axpy(-self.alpha, jax.grad(loss)(x), x))
+
+
+@dataclass(frozen=True)
+class RiskOfClients(Minimization):
+    """``min_x`` of a risk of the clients' mean losses F_i: λ log mean exp(F_i/λ), or their CVaR.
+
+    Attributes:
+        kind: ``"kl"`` or ``"cvar"``.
+        level: λ of the KL risk; of the CVaR the part of the clients that counts.
+    """
+
+    kind: Literal["kl", "cvar"] = "kl"
+    level: Any = 1.0
+
+    settling = ("objective",)
+
+    def risk(self, losses: Array, shares: Array) -> Array:
+        """The risk of all clients' losses."""
+        its: risks.Risk = risks.KL(self.level) if self.kind == "kl" else risks.CVaR(self.level)
+        return its.value(losses, shares)
+
+    def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The mean loss, and the risk; of the CVaR at the threshold y."""
+        loss = mean(self.loss, x)
+        if self.kind == "kl":  # shifted by the mean loss, so that it does not overflow early
+            return {
+                "loss": loss,
+                "objective": loss + self.level * jnp.log(mean(self.own, x, loss, part="client")),
+            }
+        return {"loss": loss, "objective": y + mean(self.own, x, y, part="client")}
+
+    def own(self, x: PyTree, centre: Any, client: Client) -> Any:
+        """One client's term: exp((F_i − c)/λ), or (F_i − s)₊/α."""
+        above = client.train.full_mean(self.loss).silent(x) - centre
+        return jnp.exp(above / self.level) if self.kind == "kl" else jax.nn.relu(above) / self.level

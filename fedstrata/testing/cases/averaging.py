@@ -41,6 +41,8 @@ CASES = [
     case("qfedavg", fs.QFedAvg(gamma=0.1, q=2.0, H=2, batch_size=2)),
     case("drfa", fs.DRFA(gamma=0.1, eta_lam=0.1, tau=3, batch_size=2)),
     case("fedapd", fs.FedAPD(gamma=0.1, eta_lam=0.1, J=2, batch_size=2), participation=None),
+    case("fedgdro", fs.FedGDRO(gamma=0.1, level=0.5, eta=0.5, beta=0.5, I=2, batch_size=2)),
+    case("fedgdro-cvar", fs.FedGDRO(gamma=0.1, level=0.4, risk="cvar", eta=0.1)),
     case("ditto", fs.Ditto(gamma=0.1, eta=0.1, lam=0.5, H=np.array([0, 1, 2, 3, 1]), s=2, batch_size=2)),
     case("pfedme", fs.PFedMe(eta=0.02, gamma=0.05, lam=2.0, beta=0.9, R=2, K=2, batch_size=2)),
     case("per-fedavg", fs.PerFedAvg(beta=0.1, alpha=0.2, H=2, order="second", batch_size=2)),
