@@ -13,9 +13,7 @@
     variant I:   α = 1/(γμ),          β = α + 1
     variant II:  α = 3/(2γμ) − 1/2,   β = (2α² − 1)/(α − 1)
 
-The original is unconstrained. As in FedAvg the server projects, after averaging: a mean of projections would
-stay inside the set if the clients' gradients point apart. If each client has its own set X_i, clients
-project.
+The original is unconstrained; here sets enter as in FedAvg.
 
 Reveals only averages. Needs gradients. With one client and K = 1 it is accelerated gradient descent.
 """

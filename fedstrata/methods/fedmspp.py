@@ -8,10 +8,8 @@
     4      z ← z − γ (∇f_i(P_X(z); B) + (z − x̄)/η)
     5  server: x̄ ← P_X(the mean of the clients' z)
 
-The server's lines, 1 and 5, are FedAvg's. The original is unconstrained; here sets enter as in FedAvg, so
-that H = 1 is projected gradient descent on the mean.
-
-Reveals only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
+The server's lines, 1 and 5, are FedAvg's, and sets enter likewise; the original is unconstrained. Reveals
+only averages. Needs gradients. η → ∞ is FedAvg with one minibatch per round.
 """
 
 from __future__ import annotations

@@ -8,10 +8,8 @@
     4      z ← z − γ (∇f_i(P_X(z), ξ) + μ (z − x̂))
     5  server: x̂ ← P_X(the mean of the clients' z)
 
-The server's lines, 1 and 5, are FedAvg's, and so is the projection: H = 1 is projected gradient descent on
-the mean, and if each client has its own set X_i, clients project after every step instead.
-
-Reveals only averages. Needs gradients. μ = 0 is FedAvg.
+The server's lines, 1 and 5, are FedAvg's, and sets enter likewise. Reveals only averages. Needs gradients.
+μ = 0 is FedAvg.
 """
 
 from __future__ import annotations

@@ -9,10 +9,7 @@
     5      z ← z − η g
     6  server: x̂ ← P_X(x̂ + the mean of the clients' z − x̂)
 
-As in FedAvg the server projects, so that H = 1 is a projected step along the mean of the g; if each client
-has its own set X_i, clients project after every step instead.
-
-Reveals only averages. Needs function values only.
+Sets enter as in FedAvg. Reveals only averages. Needs function values only.
 """
 
 from __future__ import annotations

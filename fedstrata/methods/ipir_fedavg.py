@@ -13,15 +13,11 @@
 | warm | fixed | 1 | 1/(t+10) | x^{t−1} + y^t − y^{t−1} | the last iterate |
 
 The first two are cases i and ii of Theorem 3; the second is for a weakly sharp argmin h, h − h* ≥ α dist.
-Here t stands for max(t, 1) in R_t and t^{−7/12}, and for max(t, 2) next to a logarithm, which would
-otherwise be 0. The paper does not say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for
-any practical number of rounds; the warm rule tracks the projection as y moves.
-
-The paper's (3) prints dist²/λ, but its gradient is that of dist²/(2λ). The theory needs γ ≤ 3λ/(4(L_f λ +
-2)), with L_f the curvature of f/S_f. h and f are divided by estimates of their curvatures, L_h and S_f
-(`fedstrata.methods._shared.regularized`); if L_h is given, S_f = 1 as in the paper. If f does not depend on
-the clients' data, as in the paper, line 3 needs no exchange; a nonsmooth regulariser of f is smoothed by μ
-or, without μ, enters line 3 by its proximal map.
+Here t stands for max(t, 1) in R_t and t^{−7/12}, and for max(t, 2) next to a logarithm. The paper does not
+say where the inner rounds start. Its η_t keeps x^t far from P_X(y^t) for any practical number of rounds; the
+warm rule tracks the projection as y moves. The paper's (3) prints dist²/λ, but its gradient is that of
+dist²/(2λ). The theory needs γ ≤ 3λ/(4(L_f λ + 2)), with L_f the curvature of f/S_f. For S_f and regularisers
+see `fedstrata.methods._shared.regularized`. If f does not depend on data, line 3 needs no exchange.
 
 The result's x is y^t and its y is x^{t−1}. Inner rounds count as lower-level; each draws a new cohort.
 Reveals only averages. Needs gradients, and products for the scale.

@@ -7,9 +7,8 @@
     3      draw ξ;  u ← u − η_x ∇_x f_i,   w ← w + η_y ∇_y f_i,   both at (P_X(u), P_Y(w), ξ)
     4  server: (x, y) ← (P_X, P_Y)(the mean of the clients' (u, w))
 
-As in FedAvg the server projects, so that τ = 1 is projected gradient descent ascent on the mean; if each
-client has its own set X_i, clients project after every step in x instead. Reveals only averages. Needs
-gradients.
+Sets enter as in FedAvg, so that τ = 1 is projected gradient descent ascent on the mean. Reveals only
+averages. Needs gradients.
 """
 
 from __future__ import annotations

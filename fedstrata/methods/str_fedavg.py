@@ -22,22 +22,13 @@
 The last two are not in the paper. They shrink the clients' steps and increase γ_g by the same factor,
 γ_ℓ = s γ̃/(γ_g K) and γ_g/s, with s = max(8/(r+8), .01), or from 1 to .01 like η: the drift of K local steps
 vanishes, and γ̃ is unchanged. With sampled clients or minibatches, γ̃ of "geometric" is 1/(1 + (r − R/2)/√R)
-after R/2 rounds, so that the noise vanishes as well; with "decreasing" it does not. A given γ̃ is not changed.
+after R/2 rounds, so that the noise vanishes as well. A given γ̃ is not changed. The paper's guarantees are for
+x̄, which is the result of the first three; the last two return x̂, because early iterates belong to a larger η.
 
-The first three are the paper's. Its guarantees are for x̄, which is the result; the last two return x̂, because
-early iterates belong to a larger η. The paper's η for R rounds leaves a bias: x̄ is near the minimiser of h
-+ ηf, not that of f over argmin h, unless argmin h is weakly sharp (h − h* ≥ α dist from argmin h) and η is
-below its threshold, which gives exact regularisation.
-
-L_h and S_f are the curvatures of h and f, estimated before round 0 and stored in the state (see
-`fedstrata.methods._shared.regularized`, also for regularisers); the paper's step ignores them and needs
-both to be about 1. μ_f in the table is the modulus of f/S_f. With an estimated L_h the step sizes of the
-rules are bounded by γ̃ ≤ 1/(1 + ηL_f/S_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f/S_f), where L_max is the largest
-curvature of one client's loss. A given L_h (1 leaves the loss unscaled) and a given γ̃ are not changed, and
-then S_f = 1.
-
-The original is unconstrained. As in FedAvg the server projects, and line 5 evaluates gradients at the
-projection of y; if each client has its own set X_i, clients project after every step instead.
+L_h and S_f are estimated before round 0 (`fedstrata.methods._shared.regularized`); the paper's step ignores
+them. μ_f in the table is the modulus of f/S_f. With an estimated L_h the rules' step sizes are bounded by
+γ̃ ≤ 1/(1 + ηL_f/S_f) and γ_ℓ ≤ 1/(L_max/L_h + ηL_f/S_f), with the largest curvature L_max of one client's
+loss. The original is unconstrained; here sets enter as in FedAvg.
 
 Reveals only averages. Needs gradients, and products for the scale. K = 1 with the rule "decreasing" is the
 iteratively regularised gradient method (Solodov 2007).

@@ -1,8 +1,7 @@
 """Shared by the methods of descent in x and ascent in y: the pair, its sets, the operator, local steps.
 
 As in FedAvg the server projects onto sets that all clients share, and clients evaluate gradients at
-projections: if clients projected themselves and disagreed about a boundary, the mean of their points would
-stay off it. If each client has its own set X_i, clients project after every step in x instead.
+projections. If each client has its own set X_i, clients project after every step in x instead.
 """
 
 from __future__ import annotations

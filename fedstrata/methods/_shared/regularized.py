@@ -1,17 +1,13 @@
 """Shared by the methods for `Selection`: steps on ``h/L_h + ηf/S_f``, and the scales L_h and S_f.
 
-With fixed step sizes, a primary loss on unscaled data could diverge or converge very slowly, and a secondary
-loss in small units would have almost no weight. So h is divided by its curvature L_h, and f by the curvature
-S_f of its smooth parts. Both are estimated before the first round, by power iteration over the federation
-(`fedstrata.estimators.curvature`), at the start and at the origin. Scaling changes neither argmin h nor the
-best point in it; η weighs the scaled losses. Regularisers are not scaled: S_f = 1 if f is only a regulariser,
-if h has no curvature, or if L_h is given.
+h is divided by its curvature L_h, and f by the curvature S_f of its smooth parts, so that step sizes and η do
+not depend on the units of the losses. Both are estimated before the first round, by power iteration over the
+federation (`fedstrata.estimators.curvature`), at the start and at the origin. Scaling changes neither argmin
+h nor the best point in it. S_f = 1 if f is only a regulariser, if h has no curvature, or if L_h is given.
 
-A nonsmooth part of h enters by its proximal map, which the server applies after averaging, and so does a set
-that all clients share: if clients projected themselves and disagreed about a boundary, the mean of their
-points would stay off it. As in FedAvg, clients do not project their points but evaluate gradients at the
-projections, so no loss is evaluated outside the set. A nonsmooth part of f enters likewise or, given μ, by
-the gradient of its Moreau envelope, in the clients' steps.
+A nonsmooth part of h enters by its proximal map, which the server applies after averaging, and a set as in
+FedAvg. A nonsmooth part of f enters likewise or, given μ, by the gradient of its Moreau envelope, in the
+clients' steps.
 """
 
 from __future__ import annotations
