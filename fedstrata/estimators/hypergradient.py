@@ -72,8 +72,8 @@ def _curvature(g: Oracle, x: PyTree, w: PyTree, v: PyTree, products: Products) -
 
     if products == "exact":
         g.book("products")
-        found: Derivatives = g.apply(linearised)
-        return found
+        derivatives: Derivatives = g.apply(linearised)
+        return derivatives
     g.book("gradients", 2)
     epsilon = difference_step(w, v)
     ahead, behind = slopes(tree.axpy(epsilon, v, w)), slopes(tree.axpy(-epsilon, v, w))

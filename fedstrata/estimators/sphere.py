@@ -90,8 +90,8 @@ def estimate_of_mean(
     """`estimate` of an oracle, whose differences are taken sample by sample."""
     count = jax.tree.leaves(stacked)[0].shape[0]
     f.book("values", 2 * count if two_sided else count + 1)
-    found = f.apply(lambda mean: _differences(mean, x, stacked, two_sided), "values")
-    return _factor(tree.dimension(x), count, radius, two_sided) * found
+    change = f.apply(lambda mean: _differences(mean, x, stacked, two_sided), "values")
+    return _factor(tree.dimension(x), count, radius, two_sided) * change
 
 
 def _differences(f: Callable[[PyTree], jax.Array], x: PyTree, stacked: PyTree, two_sided: bool) -> jax.Array:

@@ -237,8 +237,8 @@ def step_size(
         size = _norm(direction)
         direction = tree.scale(radius / jnp.where(size > 0, size, 1), direction)
         dG = tree.sub(G(tree.add(y, direction)), at_y)
-        found = rule(direction, dG)
-        return (dG, jnp.where(found > 0, jnp.minimum(alpha, found), alpha)), None
+        at_most = rule(direction, dG)
+        return (dG, jnp.where(at_most > 0, jnp.minimum(alpha, at_most), alpha)), None
 
     start = jax.tree.map(uneven, y) if probe is None else probe
     (_, alpha), _ = jax.lax.scan(step, (start, jnp.full((), jnp.inf, _dtype(y))), length=POWER_STEPS)

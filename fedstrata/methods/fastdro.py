@@ -54,7 +54,7 @@ class FastDRO(MBSGD):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """η = 1/L_F, with F the risk minimised over its threshold, and full batches."""
-        steps = composed(at, found=isinstance(at.problem, DRO))
+        steps = composed(at, threshold=isinstance(at.problem, DRO))
         return steps.of(cls(steps.gamma), cost=2.0, doubts=biased_where_partial(at))
 
     @by_options

@@ -317,9 +317,9 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
             return fed.average(self.curve, key, state.x, state.y, v)
 
         with fed.level("scaling"):
-            found = estimate_constants(product, fed.repeat, key, one_point(state.y))
+            estimated = estimate_constants(product, fed.repeat, key, one_point(state.y))
         return state._replace(
-            constants=jax.tree.map(lambda new, old: new.astype(old.dtype), found, state.constants)
+            constants=jax.tree.map(lambda new, old: new.astype(old.dtype), estimated, state.constants)
         )
 
     def lower_gradient(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree) -> PyTree:

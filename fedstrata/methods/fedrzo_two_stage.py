@@ -332,10 +332,10 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         solver = partial(vi.SOLVERS[lower], G, project, begin, probe=only_real(probe, zero))  # type: ignore[index]
         if self.tau is not None:
             steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
-            found = solver(alpha=self.alpha, steps=steps)
-            return only_real(found.y, start), found.values, measured(found.y)
-        found = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
-        return only_real(found.y, start), found.values + 1, self.judged(found.residual, scale)
+            solved = solver(alpha=self.alpha, steps=steps)
+            return only_real(solved.y, start), solved.values, measured(solved.y)
+        solved = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
+        return only_real(solved.y, start), solved.values + 1, self.judged(solved.residual, scale)
 
     def judged(self, residual: Array, scale: Array, small: Real = 0.0) -> Array:
         """The residual relative to ``scale``, and whether it exceeds both the tolerance and ``small``."""

@@ -70,8 +70,8 @@ def for_data(name: str, data: FederatedData, **given: Any) -> Model:
     given = {key: tuple(value) if type(value) is list else value for key, value in given.items()}
     data.need_memory("A model's size")
     if not {"x", "y"} <= by_name(data.train).keys():
-        found = ", ".join(map(repr, by_name(data.train))) or type(data.train).__name__
-        raise DataError(f"Models take samples {{'x': …, 'y': …}}, but these have {found}.")
+        names = ", ".join(map(repr, by_name(data.train))) or type(data.train).__name__
+        raise DataError(f"Models take samples {{'x': …, 'y': …}}, but these have {names}.")
     sizes: dict[str, Any] = {}
     if "features" in parameters:
         sizes["features"] = data.train["x"][0].size
@@ -116,14 +116,14 @@ def _outputs(data: FederatedData, loss: Loss) -> int:
     return labels.shape[1] if labels.ndim == 2 else 1
 
 
-def _image(name: str, found: tuple[int, ...], shape: tuple[int, ...] | None) -> dict[str, Any]:
+def _image(name: str, image: tuple[int, ...], shape: tuple[int, ...] | None) -> dict[str, Any]:
     if shape is not None:
         return {"channels": shape[-1]}
-    if len(found) == 3:
-        return {"channels": found[-1]}
-    if len(found) == 2:
-        return {"channels": 1, "shape": (*found, 1)}
+    if len(image) == 3:
+        return {"channels": image[-1]}
+    if len(image) == 2:
+        return {"channels": 1, "shape": (*image, 1)}
     raise DataError(
-        f"{name} takes images (height, width, channels), but 'x' has samples of shape {found}: load them "
+        f"{name} takes images (height, width, channels), but 'x' has samples of shape {image}: load them "
         f"with flat=False, or give shape=(height, width, channels)."
     )

@@ -199,8 +199,8 @@ class MPEC(Problem):
         if self.solution is None:
             return None
         at = self.project_x.common(x)
-        found = [tuple(map(float, self._gap(at, sample))) for sample in samples]
-        y, gap = max(found, key=lambda each: each[1] / (each[0] + NOTHING))
+        residuals = [tuple(map(float, self._gap(at, sample))) for sample in samples]
+        y, gap = max(residuals, key=lambda each: each[1] / (each[0] + NOTHING))
         words = (
             f"MPEC.solution is {gap:.3g} off at x0, where ‖y‖ = {y:.3g}: this is the residual ‖y − P_Y(y − s "
             "G(x, y))‖ of MPEC.follower at a client's first sample, with s = 1/L for G's Lipschitz "
@@ -399,8 +399,8 @@ class Personalized(Problem):
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The means of f₁, of f₂ and of h_i at the clients' models, and the objective f₁ + f₂."""
-        found = super().measure(mean, x, y)
-        return {**found, "objective": found["server"] + found["coupling"]}
+        metrics = super().measure(mean, x, y)
+        return {**metrics, "objective": metrics["server"] + metrics["coupling"]}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         super().check(x, y, sample, valid_sample)
@@ -562,10 +562,10 @@ class MultiSequence(Problem):
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         require_y(y, "MultiSequence")
         if not isinstance(y, tuple) or len(y) != len(self.S):
-            found = f"a tuple of {len(y)}" if isinstance(y, tuple) else shapes(y)
+            given = f"a tuple of {len(y)}" if isinstance(y, tuple) else shapes(y)
             wanted = ", ".join(f"z{n + 1}" for n in range(len(self.S))) + "," * (len(self.S) == 1)
             raise ValueError(
-                f"y0 must be a tuple ({wanted}) with the start of each sequence, but is {found}."
+                f"y0 must be a tuple ({wanted}) with the start of each sequence, but is {given}."
             )
         check_like("P(x, Z, sample)", x, self.P, x, y, sample)
         for n, S in enumerate(self.S):

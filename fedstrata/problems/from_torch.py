@@ -147,12 +147,12 @@ class TorchLoss:
         import torch
 
         self._check_names(x)
-        found = {key: value.clone() for key, value in self.module.state_dict().items()}
+        state = {key: value.clone() for key, value in self.module.state_dict().items()}
         owners = {id(p): name for name, p in self.module.named_parameters()}
         for name, p in self.module.named_parameters(remove_duplicate=False):  # shared ones have two names
-            if name in found and (owner := owners[id(p)]) in x:
-                found[name] = torch.tensor(np.asarray(x[owner]), dtype=p.dtype, device=p.device)
-        return found
+            if name in state and (owner := owners[id(p)]) in x:
+                state[name] = torch.tensor(np.asarray(x[owner]), dtype=p.dtype, device=p.device)
+        return state
 
     def from_state_dict(self, state_dict: Mapping[str, Any]) -> PyTree:
         """The trainable parameters x of a ``state_dict``."""
@@ -162,9 +162,9 @@ class TorchLoss:
 
     def _check_names(self, x: PyTree) -> None:
         shapes = {name: value.shape for name, value in self.x0.items()}
-        found = {n: jnp.shape(v) for n, v in x.items()} if isinstance(x, Mapping) else None
-        if found != shapes:
-            what = type(x).__name__ if found is None else found
+        shapes_of_x = {n: jnp.shape(v) for n, v in x.items()} if isinstance(x, Mapping) else None
+        if shapes_of_x != shapes:
+            what = type(x).__name__ if shapes_of_x is None else shapes_of_x
             raise TypeError(f"x must be like loss.x0, {shapes}, but is {what}. Start from loss.x0.")
 
     def _check(self, x: PyTree, samples: PyTree) -> None:
@@ -223,10 +223,10 @@ class TorchLoss:
         import torch
 
         def tensor(leaf: np.ndarray) -> Any:
-            found = torch.from_numpy(np.array(leaf, order="C"))
-            if found.dtype in (torch.int8, torch.int16, torch.int32):
-                found = found.long()
-            return found.to(self._device)
+            new = torch.from_numpy(np.array(leaf, order="C"))
+            if new.dtype in (torch.int8, torch.int16, torch.int32):
+                new = new.long()
+            return new.to(self._device)
 
         return jax.tree.map(tensor, arrays)
 
@@ -246,9 +246,9 @@ class TorchLoss:
         labels = samples if self.label is None else samples[self.label]
         tensors = all(isinstance(value, torch.Tensor) for value in (outputs, labels))
         if self._unreduced is not None and tensors:
-            found = self._unreduced(outputs, labels)
-            if found.shape == labels.shape:  # otherwise two shapes were broadcast, which mixes samples
-                return found.flatten(1).mean(1) if found.ndim > 1 else found
+            losses = self._unreduced(outputs, labels)
+            if losses.shape == labels.shape:  # otherwise two shapes were broadcast, which mixes samples
+                return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
         def one(output: Any, label: Any) -> Any:
             alone = functools.partial(torch.utils._pytree.tree_map, lambda leaf: leaf.unsqueeze(0))
@@ -325,8 +325,8 @@ def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn
         return jax.tree.map(lambda leaf: leaf.unsqueeze(0), inner())
     if not in_turn:
         return torch.func.vmap(inner)(*varying)
-    found = [inner(*(leaf[i] for leaf in varying)) for i in range(length)]
-    return jax.tree.map(lambda *parts: torch.stack(parts), *found)
+    parts = [inner(*(leaf[i] for leaf in varying)) for i in range(length)]
+    return jax.tree.map(lambda *parts: torch.stack(parts), *parts)
 
 
 class _Passes(NamedTuple):
@@ -378,10 +378,10 @@ def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, gra
         front = leaves[0].ndim - axes[0]
         # Programs call from several threads, and functional_call swaps the module's parameters.
         with loss._lock, torch.set_grad_enabled(graph):
-            found = loss._run(function, front, list(loss._tensors(arrays)))
+            results = loss._run(function, front, list(loss._tensors(arrays)))
         lead = np.broadcast_shapes(*(leaf.shape[:front] for leaf in leaves))
         return jax.tree.map(
-            lambda leaf, s: np.broadcast_to(_numpy(leaf), (*lead, *s.shape)).astype(s.dtype), found, shape
+            lambda leaf, s: np.broadcast_to(_numpy(leaf), (*lead, *s.shape)).astype(s.dtype), results, shape
         )
 
     return jax.pure_callback(host, shape, *args, vmap_method="expand_dims")
@@ -448,9 +448,9 @@ def _differentiable(loss: TorchLoss) -> Function:
 def _without_mean(loss: Function) -> Function | None:
     """The loss with ``reduction="none"``, if its default reduction is the mean; else None."""
     if getattr(loss, "reduction", None) == "mean" and is_torch_module(loss):
-        found: Any = copy.deepcopy(loss)
-        found.reduction = "none"
-        return found
+        unreduced: Any = copy.deepcopy(loss)
+        unreduced.reduction = "none"
+        return unreduced
     try:
         reduction = inspect.signature(loss).parameters.get("reduction")
     except (TypeError, ValueError):

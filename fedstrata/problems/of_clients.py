@@ -34,8 +34,8 @@ class OwnModels(Minimization):
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The loss at x, and the mean of the clients' losses at their own models."""
-        found = super().measure(mean, x, y)
-        return found if y is None else {**found, "personal": mean(self.loss, each=y)}
+        metrics = super().measure(mean, x, y)
+        return metrics if y is None else {**metrics, "personal": mean(self.loss, each=y)}
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,8 @@ def check_engine(engine: str | Engine, cases: Iterable[Case] = CONFORMANCE) -> N
     """
     for case in cases:
         remembers = case.method.memory(case.problem, case.x0, case.y0) is not None or "channel" in case.solve
-        found = resumed(case, engine) if remembers else case.run(engine=engine)
-        assert_same(found, case.run(), case.name)
+        result = resumed(case, engine) if remembers else case.run(engine=engine)
+        assert_same(result, case.run(), case.name)
 
 
 def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:

@@ -186,9 +186,9 @@ class Accurate:
             fed.repeat,
         )
         method = self.newton if sets.project.trivial else self.accelerated
-        found, now = method(levels, _rows(y), before, budget)
-        short = before.short + ~self.known(found, now)
-        return tree(found), now._replace(rounds=before.rounds + 1, short=short)
+        y_new, report = method(levels, _rows(y), before, budget)
+        short = before.short + ~self.known(y_new, report)
+        return tree(y_new), report._replace(rounds=before.rounds + 1, short=short)
 
     def wanted(self, y: Array, mu: Array, L: Array, scale: Array) -> Array:
         """The residual at which y is accurate enough, for each point."""

@@ -99,8 +99,8 @@ class Implicit(Method[ProblemT, StateT]):
             return state
 
         def product(v: PyTree) -> PyTree:
-            found = fed.average(self.curve, key, state.x, state.y, jax.tree.map(lambda leaf: leaf[0], v))
-            return one_point(found)
+            curved = fed.average(self.curve, key, state.x, state.y, jax.tree.map(lambda leaf: leaf[0], v))
+            return one_point(curved)
 
         with fed.level("scaling"):
             mu, kappa = estimate_constants(product, fed.repeat, key, one_point(state.y))

@@ -173,12 +173,14 @@ class Regularized(Method[Selection, StateT]):
         """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and ``∇²f_i v`` likewise."""
         points = _points(x)
         parts = [(problem.h, client.train), (problem.f, client.valid)]
-        found = []
+        products = []
         for j in range(jax.tree.leaves(v)[0].shape[0] // 2):
             level, samples = parts[j]
             mine = jax.tree.map(lambda leaf, j=j: leaf[2 * j : 2 * j + 2], v)
-            found.append(counting.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine))
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *found)
+            products.append(
+                counting.each(lambda x, v, l=level, s=samples: _product(l, s, x, v), points, mine)
+            )
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *products)
 
     def own_curvature(self, problem: Selection, client: Client, key: Key, x: PyTree, unit: Real) -> jax.Array:
         """The phase for max L_i: (L_i/unit)^8, as the 8th root of a sum of these is near the maximum."""

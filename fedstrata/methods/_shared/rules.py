@@ -111,10 +111,10 @@ class TwoLevels(NamedTuple):
 
     def faded(self, at: Conditions) -> TwoLevels:
         """Fade both at one pace if clients are sampled, a noise that the method does not reduce."""
-        alike = isinstance(at.problem, Bilevel | Minimax) and not any(
+        homogeneous = isinstance(at.problem, Bilevel | Minimax) and not any(
             its.heterogeneity > 0 for its in at.constants.levels.values()
         )
-        if not at.partial or alike:
+        if not at.partial or homogeneous:
             return self
         alpha, beta = (fading(step, self.rate / 2) for step in (self.alpha, self.beta))
         return TwoLevels(alpha, beta, 0.0, (*self.why, "both fade, as the choice of clients is noise"), True)
@@ -158,8 +158,8 @@ def two_levels(
     if F.reach > 0 and alpha * astray > speed * F.reach:
         alpha, why = speed * F.reach / astray, "alpha waits for y, which is not solved at the start"
     rate = min(alpha * max(F.mu, 0.0), speed / 2)
-    found = TwoLevels(alpha, beta, rate, ("beta = 1/L of the lower level", why))
-    return found if steady else found.faded(at)
+    pair = TwoLevels(alpha, beta, rate, ("beta = 1/L of the lower level", why))
+    return pair if steady else pair.faded(at)
 
 
 def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
@@ -178,15 +178,15 @@ def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
     return gamma, gamma * mu / 2
 
 
-def composed(at: Conditions, slower: float = 1.0, *, found: bool = False) -> Steps:
+def composed(at: Conditions, slower: float = 1.0, *, threshold: bool = False) -> Steps:
     """A step along the gradient of a composition, or of a risk.
 
     Args:
         at: the problem's constants.
         slower: the factor by which the step is shorter than 1/L.
-        found: whether the method computes a risk's threshold itself.
+        threshold: whether the method computes a risk's threshold itself.
     """
-    if not found and isinstance(at.problem, DRO) and at.problem.lifted:
+    if not threshold and isinstance(at.problem, DRO) and at.problem.lifted:
         raise NoRule(
             "x and the threshold, which has the unit of the loss, have the same step size: see FastDRO"
         )

@@ -77,10 +77,10 @@ def samples(
 
 def all_cases() -> list[Case]:
     """The cases of all families."""
-    found: list[Case] = []
+    cases: list[Case] = []
     for module in pkgutil.iter_modules(__path__):
-        found += importlib.import_module(f"{__name__}.{module.name}").CASES
-    return found
+        cases += importlib.import_module(f"{__name__}.{module.name}").CASES
+    return cases
 
 
 Loss = Callable[..., Any]
