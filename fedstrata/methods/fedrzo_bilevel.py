@@ -342,18 +342,16 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         return {} if state.report is None else {"lower_residual": state.report.residual}
 
     def _of_the_lower(self, moment: Moment) -> list[str]:
-        """A warning if the lower level was not solved in more than one round of a hundred."""
-        state = moment.state
-        if not moment.ended or state.report is None or 100 * state.report.short <= state.report.rounds:
+        """A warning if the lower level was not solved in the last round."""
+        if not moment.ended or (report := moment.state.report) is None or report.solved:
             return []
         most = BUDGET if self.lower_rounds is None else self.lower_rounds
         within = "" if callable(most) else f" within lower_rounds={most} exchanges"
         return [
-            f"{type(self).__name__}: in {int(state.report.short)} of {int(state.report.rounds)} rounds the "
-            f"lower level was not solved to lower_tol={self.lower_tol:g}{within}; its residual was "
-            f"{float(state.report.residual):.2g} at the end. x and y may be wrong. Give more lower_rounds, "
-            "and check that the lower level is strongly convex in y. In float32 with a small eta, rounding "
-            "may be the limit: use float64 or a larger eta."
+            f"{type(self).__name__}: in the last round the lower level was not solved to "
+            f"lower_tol={self.lower_tol:g}{within}; its residual was {float(report.residual):.2g}. x and y "
+            "may be wrong. Give more lower_rounds, check that the lower level is strongly convex in y; in "
+            "float32 with a small eta rounding may be the limit: use float64 or a larger eta."
         ]
 
     def curve(self, problem: Implicit, client: Client, key: Key, x: PyTree, y: PyTree, v: PyTree) -> PyTree:

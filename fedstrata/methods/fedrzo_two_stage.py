@@ -72,26 +72,12 @@ Lower = (
 )
 
 
-class EquilibriumReport(NamedTuple):
-    """How well the equilibria were solved.
-
-    Attributes:
-        residual: of the last local step, relative to ‖G(y₀)‖, averaged over the clients.
-        short: rounds in which it stayed large in a step of some client (with τ: in the last step).
-        rounds: the number of rounds.
-    """
-
-    residual: jax.Array
-    short: jax.Array
-    rounds: jax.Array
-
-
 class State(NamedTuple):
     """The server's iterate, the number of local steps so far, and how well the equilibria were solved."""
 
     x: PyTree  # x̂
     k: jax.Array
-    report: EquilibriumReport
+    quality: jax.Array  # the clients' mean of `Walk.quality` in the last round
 
 
 class Memory(NamedTuple):
@@ -236,39 +222,36 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
         check_directions("FedRZOTwoStage", self.directions, self.orthogonal, x0)
-        return State(x0, jnp.int32(0), EquilibriumReport(jnp.ones(()), jnp.int32(0), jnp.int32(0)))
+        return State(x0, jnp.int32(0), jnp.array([1.0, 0.0]))
 
     def metrics(self, state: State) -> dict[str, jax.Array]:
         """The residual of the last equilibria, relative to that at ``y0``."""
-        return {"lower_residual": state.report.residual}
+        return {"lower_residual": state.quality[0]}
 
     def _of_the_followers(self, moment: Moment) -> list[str]:
-        """A warning if the followers' equilibria were not found in more than one round of a hundred."""
-        if not moment.ended:
+        """A warning if the followers' equilibria were not found in the last round."""
+        if not moment.ended or not moment.state.quality[1] > 0:
             return []
-        residual, short, rounds = moment.state.report
-        if not short if self.timed else 100 * short <= rounds:
-            return []
-        end = f"their residual at the end was {float(residual):.2g} times that at y0. x and y may be wrong. "
+        residual = float(moment.state.quality[0])
         name = "your solver" if callable(self.lower) else f"lower={self.lower!r}"
+        told = f"FedRZOTwoStage: in the last round {name} did not find the followers' equilibria"
+        end = f"their residual was {residual:.2g} times that at y0. x and y may be wrong."
         if self.timed:
             return [
-                f"FedRZOTwoStage: {name} did not find the followers' equilibria in the number of steps that "
-                f"tau={float(np.asarray(self.tau)):g} gives: {end}Give a larger tau, or leave it out: the "
-                "solver then stops by its residual."
+                f"{told} in the number of steps that tau={float(np.asarray(self.tau)):g} gives: {end} Give a "
+                "larger tau, or leave it out: the solver then stops by its residual."
             ]
-        told = f"FedRZOTwoStage: in {int(short)} of {int(rounds)} rounds {name} did not find the followers' "
         if self.given:
             return [
-                f"{told}equilibria to ten times tol={self.tol:g}: {end}Check that it solves the follower's "
-                "variational inequality at every x and takes enough steps. If its accuracy is good enough "
-                "for you, give a larger tol."
+                f"{told} to ten times tol={self.tol:g}: {end} Check that it solves the variational "
+                "inequality at every x and takes enough steps. If its accuracy is good enough for you, give "
+                "a larger tol."
             ]
         other = "" if self.lower == "extragradient" else " (lower='extragradient' needs no more than that)"
         return [
-            f"{told}equilibria to tol={self.tol:g} within max_steps={self.max_steps}; {end}Check that the "
-            f"followers' map is monotone in y{other}, and give a larger max_steps or a smaller alpha. In "
-            "float32, rounding may be the limit."
+            f"{told} to tol={self.tol:g} within max_steps={self.max_steps}: {end} Check that the followers' "
+            f"map is monotone in y{other}, and give a larger max_steps or a smaller alpha. In float32, "
+            "rounding may be the limit."
         ]
 
     def memory(self, problem: MPEC, x0: PyTree, y0: PyTree) -> Memory:
@@ -404,15 +387,7 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
             known = state.x, np.zeros(2, jnp.result_type(float))
             at_work = fed.at_work(self.H)
             x, quality = fed.average(self.local_steps, key, *message, weights=at_work, around=known)  # 1, 7
-            return State(x, k, self.noted(state.report, quality))
+            return State(x, k, quality)
         replies, qualities = fed.gather(self.local_scalars, key, *message)
-        quality = combine(fed.cohort_weights, qualities)
-
         x = self.replay_all(fed, key, replies, state.x)
-        return State(x, k, self.noted(state.report, quality))
-
-    def noted(self, before: EquilibriumReport, quality: Array) -> EquilibriumReport:
-        """The report after a round, from the clients' mean."""
-        return EquilibriumReport(
-            quality[0], (0 if self.timed else before.short) + (quality[1] > 0), before.rounds + 1
-        )
+        return State(x, k, combine(fed.cohort_weights, qualities))

@@ -353,7 +353,7 @@ def test_the_default_solver_needs_no_more_than_monotone():
 @pytest.mark.parametrize("messages", ["vectors", "scalars"])
 def test_equilibria_that_are_not_found_are_told(messages):
     lower = {"lower": "projection", "messages": messages}
-    with pytest.warns(UserWarning, match="in 3 of 3 rounds lower='projection' did not find"):
+    with pytest.warns(UserWarning, match="in the last round lower='projection' did not find"):
         result = spiral(1.0, lower, rounds=3)
     assert result.history["lower_residual"][-1] > 0.1
 
@@ -387,7 +387,7 @@ def one_step(lower, rounds=1, y0=(4.0, 4.0), **options):
 def test_the_residual_of_a_given_solution_is_measured(x64):
     """It is a quarter of LENGTH away from where G = 0, and y0 is (4, 4): a relative residual by hand."""
     expected = np.linalg.norm(LENGTH / 4) / np.linalg.norm(4 - LENGTH)
-    with pytest.warns(UserWarning, match="in 1 of 1 rounds lower='solution' did not find"):
+    with pytest.warns(UserWarning, match="in the last round lower='solution' did not find"):
         result = one_step("solution")
     assert result.history["lower_residual"][-1] == pytest.approx(expected, rel=1e-7)
     method = fs.FedRZOTwoStage(1e-9, 1e-9, lower="solution", tol=0.1)
@@ -412,9 +412,7 @@ def test_the_residual_of_a_users_solver_is_measured(x64):
 @pytest.mark.slow
 def test_the_residual_after_few_steps_is_measured(x64):
     """t_k = ⌈τ ln(k+1)⌉ steps of size ½: 2^{−t_k}, of which the last round's is judged."""
-    with pytest.warns(
-        UserWarning, match=r"did not find .* tau=0\.5 gives: .* residual at the end was 0\.5 times"
-    ):
+    with pytest.warns(UserWarning, match=r"did not find .* tau=0\.5 gives: .* residual was 0\.5 times"):
         result = one_step("projection", 3, alpha=0.5, tau=0.5)
     np.testing.assert_allclose(result.history["lower_residual"][1:], [1.0, 0.5, 0.5], rtol=1e-6)
     exact = one_step("projection", 3, alpha=0.5, tau=3.0)

@@ -68,8 +68,7 @@ class LowerReport(NamedTuple):
         scale: the scale of ∇h: its largest norm at a start so far.
         mu, L: the smallest and the largest curvature so far.
         theta: how far ∇h was from linear in the first step.
-        rounds: the number of rounds so far.
-        short: the number of rounds that ended before y was accurate enough.
+        solved: whether y was accurate enough at the end of the last round.
     """
 
     residual: Array
@@ -77,14 +76,13 @@ class LowerReport(NamedTuple):
     mu: Array
     L: Array
     theta: Array
-    rounds: Array
-    short: Array
+    solved: Array
 
     @classmethod
     def blank(cls, y: PyTree) -> LowerReport:
         """The report before the first round."""
         zero = jnp.zeros((), jnp.result_type(*jax.tree.leaves(y)))
-        return cls(zero, zero, zero, zero, zero + FIRST_THETA, jnp.int32(0), jnp.int32(0))
+        return cls(zero, zero, zero, zero, zero + FIRST_THETA, jnp.asarray(True))
 
 
 class Newton(NamedTuple):
@@ -187,8 +185,7 @@ class Accurate:
         )
         method = self.newton if sets.project.trivial else self.accelerated
         y_new, report = method(levels, _rows(y), before, budget)
-        short = before.short + ~self.known(y_new, report)
-        return tree(y_new), report._replace(rounds=before.rounds + 1, short=short)
+        return tree(y_new), report._replace(solved=self.known(y_new, report))
 
     def wanted(self, y: Array, mu: Array, L: Array, scale: Array) -> Array:
         """The residual at which y is accurate enough, for each point."""
