@@ -28,9 +28,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Fraction, LocalSteps, Method, Positive, method
+from fedstrata.core.method import BatchSize, Fraction, LocalSteps, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree, Real
-from fedstrata.methods._shared.local_composition import draw, refused
+from fedstrata.methods._shared.local_composition import LocalCompositions, draw
 from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
@@ -44,7 +44,7 @@ class State(NamedTuple):
 
 
 @method
-class FCSGM(Method[Composition, State]):
+class FCSGM(LocalCompositions[State]):
     """``I`` local steps along momentum averages of the gradients of the clients' own compositions.
 
     Args:
@@ -63,13 +63,7 @@ class FCSGM(Method[Composition, State]):
     batch_size: BatchSize = None
     inner_batch_size: BatchSize = None
 
-    solves = (Composition,)
-    local = True
     drifts = "I"
-
-    @classmethod
-    def refuses(cls, problem: Composition) -> str | None:
-        return refused(cls.__name__, problem)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

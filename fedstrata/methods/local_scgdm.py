@@ -26,9 +26,9 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Fraction, Method, Positive, method
+from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Integer, Key, PyTree
-from fedstrata.methods._shared.local_composition import Tracked, draw, refused
+from fedstrata.methods._shared.local_composition import LocalCompositions, Tracked, draw
 from fedstrata.methods._shared.rules import composed
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.measured import Conditions, Practical
@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 @method
-class LocalSCGDM(Method[Composition, State]):
+class LocalSCGDM(LocalCompositions[State]):
     """``I`` local steps with momentum averages of the inner values and of the direction.
 
     Args:
@@ -60,13 +60,6 @@ class LocalSCGDM(Method[Composition, State]):
     alpha: Fraction = 1.0  # α
     I: Count = 1
     batch_size: BatchSize = None
-
-    solves = (Composition,)
-    local = True
-
-    @classmethod
-    def refuses(cls, problem: Composition) -> str | None:
-        return refused(cls.__name__, problem)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -9,6 +9,7 @@ import jax
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
+from fedstrata.core.method import Method, StateT
 from fedstrata.core.types import Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.problems.classes import Composition
@@ -17,13 +18,19 @@ from fedstrata.problems.terms import known
 Tracked = tuple[PyTree, ...]  # the inner values u¹, u², …
 
 
-def refused(name: str, problem: Composition) -> str | None:
-    """Why a composition cannot be had."""
-    if not problem.local:
-        return f"{name}'s inner values are each client's own: fs.Composition(…, local=True)."
-    if any(level.mean is not None for level in problem.levels):
-        return f"{name} takes arithmetic means, and a level has a mean of its own."
-    return None
+class LocalCompositions(Method[Composition, StateT]):
+    """Base of the methods for local compositions."""
+
+    solves = (Composition,)
+    local = True
+
+    @classmethod
+    def refuses(cls, problem: Composition) -> str | None:
+        if not problem.local:
+            return f"{cls.__name__}'s inner values are each client's own: fs.Composition(…, local=True)."
+        if any(level.mean is not None for level in problem.levels):
+            return f"{cls.__name__} takes arithmetic means, and a level has a mean of its own."
+        return None
 
 
 def _drawn(n: int, u: PyTree) -> PyTree:
