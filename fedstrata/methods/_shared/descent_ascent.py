@@ -29,6 +29,9 @@ class Pair(NamedTuple):
 
 def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
     """Why control variates do not apply: on a set they do not sum to zero at the solution."""
+    match problem:
+        case Minimax() if words := moving_set(name, problem):
+            return words
     if all(project.trivial for project in problem.sets.values()):
         return None
     free = "LocalSGDA or FedMSA" if problem.has_y else "FedAvg or FedRZO"

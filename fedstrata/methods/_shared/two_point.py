@@ -42,8 +42,8 @@ class TwoPoint(Method[ProblemT, StateT]):
         super().check(problem, clients)
         if self.messages == "scalars" and not problem.set_of_x.trivial:
             raise ValueError(
-                f"{type(self).__name__}: messages='scalars' does not work with local sets of x, because the "
-                "server could not replay the steps. Use messages='vectors'."
+                f"{type(self).__name__}: with a set of x, or local sets, the server cannot replay the steps. "
+                "Use messages='vectors'."
             )
 
     def draw(self, key: Key, x: PyTree) -> PyTree:
