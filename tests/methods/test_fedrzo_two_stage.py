@@ -16,7 +16,7 @@ from fedstrata.testing.cases import two_stage
 # γ > 2η is too long for the set x ≥ 0, but x is never at its edge here
 inside = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. gamma=.* is more than 2")
 # t_k is small in the first rounds
-few_steps = pytest.mark.filterwarnings("ignore:FedRZOTwoStage. lower=.* did not find")
+few_steps = pytest.mark.filterwarnings("ignore:FedRZOTwoStage.* lower=.* did not find")
 
 # what a wrong solution is told of at the start, besides what is told at the end
 rough = pytest.mark.filterwarnings("ignore:MPEC.solution is .* off at x0")
