@@ -246,6 +246,37 @@ def trace_begin(
     return engine.fixed_layout(carry), add_counts(no_counts(tally), tally)
 
 
+def stride_of(
+    engine: Simulated, setup: Setup, round_once: Callable[..., Any], cohorts: Callable[..., Array | None]
+) -> Callable[[Integer, Any], Any]:
+    """The body of a loop over strides of rounds, whose carry is ``(carry, round, counts, bad round)``.
+
+    Args:
+        engine: for the layout of a carry.
+        setup: with the length of a stride.
+        round_once: ``round_once(carry, r, cohort)`` returns the carry after a round, and a tally.
+        cohorts: ``cohorts(r)`` draws the cohorts of a stride from round r on; None leaves it to the rounds.
+    """
+
+    def one(cohorts_now: Array | None, turn: Integer, inner: Any) -> Any:
+        carry, r, words = inner
+        carry, tally = round_once(carry, r, tree.row(cohorts_now, turn))
+        # Over a mesh, a loop's carry must come back in the layout in which it went in.
+        return engine.fixed_layout(carry), r + 1, add_counts(words, tally)
+
+    def stride(turn: Integer, inner: Any) -> Any:
+        *before, bad = inner
+        if setup.stride == 1:
+            carry, r, words = one(None, turn, before)
+        else:
+            step = partial(one, cohorts(before[1]))
+            carry, r, words = jax.lax.fori_loop(0, setup.stride, step, tuple(before))
+        # The first bad round is kept: a NaN stays in the state, so that later ones are bad, too.
+        return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
+
+    return stride
+
+
 def trace_advance(
     engine: Simulated,
     setup: Setup,
@@ -280,21 +311,7 @@ def trace_advance(
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits
 
-    def round_step(cohorts_now: Array | None, turn: Integer, inner: Any) -> Any:
-        carry, r, words = inner
-        carry, tally = round_once(carry, r, tree.row(cohorts_now, turn))
-        # Over a mesh, a loop's carry must come back in the layout in which it went in.
-        return engine.fixed_layout(carry), r + 1, add_counts(words, tally)
-
-    def stride(turn: Integer, inner: Any) -> Any:
-        *before, bad = inner
-        if setup.stride == 1:
-            carry, r, words = round_step(None, turn, before)
-        else:
-            step = partial(round_step, cohorts(before[1]))
-            carry, r, words = jax.lax.fori_loop(0, setup.stride, step, tuple(before))
-        # The first bad round is kept: a NaN stays in the state, so that later ones are bad, too.
-        return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
+    stride = stride_of(engine, setup, round_once, cohorts)
 
     def evaluate(j: Integer, outer: Any) -> Any:
         before, r, bad, well, history, words = outer
@@ -481,37 +498,12 @@ class SimulatedFed(Fed):
         block = -(-block // self.engine.multiple()) * self.engine.multiple()
         # Padding has the index `rows`: it computes what the last client does, and its memory is dropped.
         indices, weights = _rows_of(of, block, rows), _rows_of(weights, block, 0)
-        blocks = indices.shape[0]
-
-        def one(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
-            place = jnp.minimum(index, rows - 1)
-            client = with_fetched(self.data.client(place, tree.row(memory, place), group), fetched)
-            reply, tally = visit(self.setup, exchange, client)
-            return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(index < rows, f, 0), tally)
-
-        # A scan's carry needs the upload's shape: the phase is traced before it, and not again inside.
-        (shape, _, counts), first = traced(partial(one, groups[0]), indices[0, 0], self.memory)
-
-        def together(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
-            its = first if group is groups[0] else partial(one, group)
-            if block == 1:  # without `vmap`, matrices stay matrices
-                uploads, news, counts = its(index[0], memory)
-                return *jax.tree.map(lambda leaf: leaf[None], (uploads, news)), counts
-            index = self.engine.over_clients(index)
-            uploads, news, counts = jax.vmap(its, in_axes=(0, None))(index, memory)
-            return uploads, news, counting.summed(counts)
-
-        number_of = self.data.group_numbers() if len(groups) > 1 else None
+        shape, counts, together = self._block(exchange, groups, fetched, indices[0])
 
         def step(carry: Any, block_of: tuple[Array, Array]) -> tuple[Any, PyTree]:
             total, memory, tally = carry
             index, weight = block_of
-            if number_of is None:
-                uploads, news, counts = together(groups[0], index, memory)
-            else:  # clients come by size: the largest member of a block says which program it needs
-                which = number_of.at[index].get(mode="fill", fill_value=0).max()
-                choices = [partial(together, group) for group in groups]
-                uploads, news, counts = jax.lax.switch(which, choices, index, memory)
+            uploads, news, counts = together(index, memory)
             if news is not None:
                 memory = jax.tree.map(lambda old, new: old.at[index].set(new, mode="drop"), memory, news)
             tally = jax.tree.map(jnp.add, tally, counts)
@@ -523,13 +515,53 @@ class SimulatedFed(Fed):
         zero = jax.tree.map(lambda s: jnp.zeros(s.shape, mean_dtype(s.dtype)), shape)
         none = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), counts)
         start = (None if exchange.stacked else zero, self.memory, none)
-        if blocks == 1:
+        if indices.shape[0] == 1:
             (total, self.memory, tally), replies = step(start, (indices[0], weights[0]))
         else:
             (total, self.memory, tally), replies = jax.lax.scan(step, start, (indices, weights))
             replies = jax.tree.map(lambda u: u.reshape(-1, *u.shape[2:]), replies)
         counting.book(tally, number)
         return (jax.tree.map(lambda u: u[:number], replies) if exchange.stacked else total), shape
+
+    def _block(
+        self, exchange: Exchange, groups: tuple[SizeGroup, ...], fetched: tuple[str, ...], like: Array
+    ) -> tuple[PyTree, PyTree, Callable[[Array, PyTree], tuple[PyTree, PyTree, counting.Tally]]]:
+        """The shapes of one upload and of its counts, and the program of a block of clients like this one.
+
+        The program takes the clients' indices and everyone's memory, and returns the uploads, the clients'
+        new memory, and the counts.
+        """
+        rows = self.data.training.rows
+
+        def one(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+            place = jnp.minimum(index, rows - 1)
+            client = with_fetched(self.data.client(place, tree.row(memory, place), group), fetched)
+            reply, tally = visit(self.setup, exchange, client)
+            return reply.upload, reply.memory, jax.tree.map(lambda f: jnp.where(index < rows, f, 0), tally)
+
+        # A scan's carry needs the upload's shape: the phase is traced before it, and not again inside.
+        (shape, _, counts), first = traced(partial(one, groups[0]), like[0], self.memory)
+
+        def together(group: SizeGroup, index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+            its = first if group is groups[0] else partial(one, group)
+            if len(like) == 1:  # without `vmap`, matrices stay matrices
+                uploads, news, counts = its(index[0], memory)
+                return *jax.tree.map(lambda leaf: leaf[None], (uploads, news)), counts
+            index = self.engine.over_clients(index)
+            uploads, news, counts = jax.vmap(its, in_axes=(0, None))(index, memory)
+            return uploads, news, counting.summed(counts)
+
+        if len(groups) == 1:
+            return shape, counts, partial(together, groups[0])
+        numbers, choices = self.data.group_numbers(), [partial(together, group) for group in groups]
+
+        def largest(index: Array, memory: PyTree) -> tuple[PyTree, PyTree, counting.Tally]:
+            # clients come by size: the largest member of a block says which program it needs
+            return jax.lax.switch(
+                numbers.at[index].get(mode="fill", fill_value=0).max(), choices, index, memory
+            )
+
+        return shape, counts, largest
 
     def mean(self, function: Function, *args: PyTree, part: str = "train", each: PyTree = None) -> PyTree:
         """See `Fed.mean`. What sees single samples at one point is a flat pass over all of them."""
