@@ -28,6 +28,7 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.advice.certify import judge
 from fedstrata.advice.compare import SEARCH
+from fedstrata.advice.league import kind
 from fedstrata.advice.lower import NotCertifiable
 from fedstrata.advice.objectives import Case as Judged
 from fedstrata.advice.precision import double_precision
@@ -166,11 +167,6 @@ def play(problem: str, name: str, steps: str, instance: int, exchanges: int) -> 
     if result.status != "diverged":
         _ = result.certificate
     return RunRecord.of(result, name, seed=instance, setting=coordinates)
-
-
-def kind(judged: Problem) -> str:
-    """What runs are compared by: the class of their objective."""
-    return f"{'local ' * judged.local}{type(judged).__name__}"
 
 
 def seen(method: Method, state: Any) -> tuple[PyTree, PyTree]:

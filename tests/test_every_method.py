@@ -42,8 +42,8 @@ WITHOUT_REFERENCE = {
     "scaffold", "fedopt", "fedzo", "fedrzo-scalars", "fedrzo-shared", "fastdro", "pdsgd", "mbsgd", "soba",
     "hypergradient", "simfbo", "zohfl", "zohfl-bilevel", "zohfl-scalars", "strfedavg", "ipirfedavg",
     "ipirfedavg-warm",
-    "qfedavg", "codasca", "decomfl", "hiso", "fedkseed", "fedapd", "sequential-regularization", "bigsam",
-    "rapm", "two-stage-scalars",
+    "qfedavg", "codasca", "decomfl", "hiso", "fedkseed", "fedapd", "normalized-sgda",
+    "sequential-regularization", "bigsam", "rapm", "two-stage-scalars",
     "fedrzo-bilevel-accurate", "fedrzo-minimax-accurate", "feddro", "compositional-fedavg", "gcivr",
 }  # fmt: skip
 

@@ -3,9 +3,9 @@
     exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
 
 Methods whose rule knows a rate come first, ordered by expected exchanges, then by the number of their
-hyper-parameters. Then come methods whose step sizes decrease over a horizon, methods with schedules of their
-own, methods with objections (baselines, other objectives, biased limits, too much is revealed), and methods
-without a rule.
+hyper-parameters. Then come methods whose step sizes decrease over a horizon, and methods with schedules of
+their own, ordered by their record in the league (`fedstrata.advice.league`), methods with objections
+(baselines, other objectives, biased limits, too much is revealed), and methods without a rule.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from fedstrata.advice.applicable import Fit, applicable
 from fedstrata.advice.constants import constants
+from fedstrata.advice.league import Record, record
 from fedstrata.core import tree
 from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
@@ -49,6 +50,7 @@ class Advice:
         avoid: whether there are objections.
         fit: its needs, and what it reveals, as `fedstrata.applicable` lists them.
         practical: the answer of its rule.
+        record: what the league measured on problems of the same class; None where it did not.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Advice:
     avoid: bool
     fit: Fit
     practical: Practical | None = None
+    record: Record | None = None
 
 
 class Recommendations(tuple[Advice, ...]):
@@ -165,9 +168,10 @@ def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:
     return sorted(own, key=lambda fit: _order(advice(fit, at))) + [fit for fit in fits if fit.via]
 
 
-def _order(its: Advice) -> tuple[bool, bool, float, bool, int]:
+def _order(its: Advice) -> tuple[bool, bool, float, float, bool, int]:
     paced = its.practical is None or not its.practical.fades
-    return its.method is None, its.avoid, its.exchanges, paced, len(its.fit.method.hyperparameters)
+    proven = 0.0 if its.record is None or math.isfinite(its.exchanges) else its.record.within_twice
+    return its.method is None, its.avoid, its.exchanges, -proven, paced, len(its.fit.method.hyperparameters)
 
 
 def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
@@ -187,8 +191,9 @@ def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
         against.append("it shows the server single replies")
     against += its.doubts
     rounds = expected(its.rate)
-    reasons: Sequence[str] = against or its.reasons
-    return Advice(fit.name, its.method, rounds, rounds * its.cost, tuple(reasons), bool(against), fit, its)
+    known = record(judged, fit.name)
+    reasons = (*(against or its.reasons), *([str(known)] if known is not None else []))
+    return Advice(fit.name, its.method, rounds, rounds * its.cost, reasons, bool(against), fit, its, known)
 
 
 def expected(rate: float, accuracy: float = ACCURACY) -> float:

@@ -44,6 +44,7 @@ from fedstrata.methods.lfd import LFD as LFD
 from fedstrata.methods.local_scgdm import LocalSCGDM as LocalSCGDM
 from fedstrata.methods.local_sgda import LocalSGDA as LocalSGDA
 from fedstrata.methods.mbsgd import MBSGD as MBSGD
+from fedstrata.methods.normalized_sgda import NormalizedSGDA as NormalizedSGDA
 from fedstrata.methods.pdsgd import PDSGD as PDSGD
 from fedstrata.methods.per_fedavg import PerFedAvg as PerFedAvg
 from fedstrata.methods.pfedme import PFedMe as PFedMe

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import BatchSize, Fraction, LocalSteps, NonNegative, Positive, method
-from fedstrata.core.types import Array, Integer, Key, PyTree, Real
-from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps
+from fedstrata.core.types import Integer, Key, PyTree
+from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps, mean_steps
 from fedstrata.problems.classes import Minimax
 
 
@@ -75,17 +73,10 @@ class FESSGDA(DescentAscent[State]):
         K, sizes = steps_of(self.K, client), (self.eta_xl, self.eta_yl)
         return local_steps(problem, client, key, start, K, *sizes, self.batch_size)  # lines 2, 3
 
-    def steps(self, fed: Fed, at_work: Array | None) -> Real:
-        """K, or its mean over the clients that take part."""
-        if isinstance(self.K, int):
-            return self.K
-        K = jnp.broadcast_to(jnp.asarray(self.K), (fed.clients,))[fed.cohort]
-        return fed.weights_of(fed.cohort, at_work) @ K.astype(float)
-
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
         start, at_work = Pair(state.x, state.y), fed.at_work(self.K)
         x, y = fed.average(self.local_steps, key, start, weights=at_work, around=start)  # line 1
-        pull = -self.eta_xl * self.eta_xg * self.steps(fed, at_work) * self.p
+        pull = -self.eta_xl * self.eta_xg * mean_steps(self.K, fed, at_work) * self.p
         x = tree.axpy(pull, tree.sub(state.x, state.z), tree.lerp(self.eta_xg, state.x, x))
         new = inside(problem, Pair(x, tree.lerp(self.eta_yg, state.y, y)))
         return State(*new, tree.lerp(self.beta, state.z, new.x))  # lines 4, 5

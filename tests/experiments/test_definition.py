@@ -57,6 +57,13 @@ def test_methods_are_chosen_not_replaced():
         e.change({"method": "D"})
 
 
+def test_a_key_by_which_blocks_differ_chooses_among_them():
+    e = make(grid=[{"problem": ["P"], "k": [1, 2]}, {"problem": ["Q", "R"], "k": [3]}])
+    cells = [(s.problem, s.k) for s in e.change({"problem": ["Q", "P"], "seeds": 1}).settings]
+    assert cells == [("P", 1), ("P", 2), ("Q", 3)]
+    assert [s.k for s in e.change({"k": [9], "seeds": 1}).settings] == [9, 9, 9]  # a new value replaces
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -43,10 +43,13 @@ def distance(saddle, result):
 LIKE_LOCAL_SGDA = {
     "fessgda": fs.FESSGDA(0.05, 0.1, K=3, p=0.0, batch_size=2),
     "fedsgda-plus": fs.FedSGDAPlus(0.05, 0.1, K=1, batch_size=2),
+    "normalized-sgda": fs.NormalizedSGDA(0.05, 0.1, K=3, batch_size=2),
 }
 
 
-@pytest.mark.parametrize("name", ["fessgda", pytest.param("fedsgda-plus", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["fessgda", pytest.param("fedsgda-plus", marks=pytest.mark.slow), "normalized-sgda"]
+)
 def test_reduces_to_local_sgda(noisy, name):
     """Without the quadratic term; and where a snapshot is always the point itself."""
     method = LIKE_LOCAL_SGDA[name]
@@ -79,6 +82,17 @@ def test_unlike_numbers_of_steps_pull_by_their_mean(saddle):
     far = fs.FESSGDA(1e-9, 1e-9, K=np.array([1, 2, 3]), p=1e8, beta=0.5)
     even = fs.FESSGDA(1e-9, 1e-9, K=2, p=1e8, beta=0.5)
     np.testing.assert_allclose(point(solve(saddle, far, 3)), point(solve(saddle, even, 3)), rtol=1e-6)
+
+
+def test_normalised_steps_are_not_pulled_by_their_numbers(saddle):
+    """Numbers of 1, 4 and 7: the bias falls with the step sizes, Local SGDA's stays."""
+    K = np.array([1, 4, 7])
+    off = {}
+    for cls in (fs.NormalizedSGDA, fs.LocalSGDA):
+        off[cls] = [distance(saddle, solve(saddle, cls(0.02 / k, 0.02 / k, K), 2000 * k)) for k in (1, 4)]
+    first, second = off[fs.NormalizedSGDA]
+    assert second < first / 3  # of order 1: about a fourth
+    assert off[fs.LocalSGDA][1] > 0.5 * off[fs.LocalSGDA][0]
 
 
 def test_smoothing_solves_a_game_on_which_descent_ascent_turns_for_ever():

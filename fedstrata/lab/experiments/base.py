@@ -271,7 +271,8 @@ class Experiment(BaseModel):
     def change(self, changes: Mapping[str, Scalar | Sequence[Scalar]]) -> Experiment:
         """The experiment with other parameters, grid values or seeds.
 
-        Several values of a parameter make it part of the grid; those of ``method`` choose among the methods.
+        Several values of a parameter make it part of the grid; those of ``method``, and of a key by which the
+        grid's blocks differ, choose among the settings.
 
         Raises:
             ExperimentError: for an unknown key, or a value of another type.
@@ -282,7 +283,7 @@ class Experiment(BaseModel):
             checked = check_value(self, key, value)
             if key == "seeds":
                 seeds = int(checked[0])  # type: ignore[arg-type]
-            elif key == "method":
+            elif key == "method" or self._chooses(grid, key, checked):
                 kept = [{**b, key: [v for v in b[key] if v in checked]} for b in grid if key in b]
                 grid = [block for block in kept if block[key]]
             elif key in self.grid_keys:
@@ -293,6 +294,13 @@ class Experiment(BaseModel):
                 del parameters[key]
                 grid = [{**block, key: checked} for block in grid]
         return self.model_copy(update={"grid": grid, "parameters": parameters, "seeds": seeds})
+
+    @staticmethod
+    def _chooses(grid: list[Grid], key: str, values: list[Scalar]) -> bool:
+        """Whether the values choose among a grid's blocks, which have unlike ones of this key."""
+        blocks = [block[key] for block in grid if key in block]
+        known = [value for block in blocks for value in block]
+        return any(block != blocks[0] for block in blocks) and all(value in known for value in values)
 
 
 def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scalar]) -> list[Scalar]:

@@ -6,13 +6,16 @@ projections. If each client has its own set X_i, clients project after every ste
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
+from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method, StateT
-from fedstrata.core.types import Integer, Key, PyTree, Real
+from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.estimators.gradients import gradient, gradients
 from fedstrata.methods._shared.rules import two_levels
 from fedstrata.methods._shared.sequences import moving_set
@@ -72,6 +75,14 @@ def inside(problem: Minimax, at: Pair) -> Pair:
     """The projection onto X and Y, if all clients share them."""
     x = problem.project_x.common(at.x)
     return Pair(x, problem.project_y(at.y, x))
+
+
+def mean_steps(K: Any, fed: Fed, at_work: Array | None) -> Real:
+    """K, or its mean over the clients that take part, with the weights of those at work."""
+    if isinstance(K, int):
+        return K
+    own = jnp.broadcast_to(jnp.asarray(K), (fed.clients,))[fed.cohort]
+    return fed.weights_of(fed.cohort, at_work) @ own.astype(float)
 
 
 def local_steps(

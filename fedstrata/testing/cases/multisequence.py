@@ -78,6 +78,8 @@ def loss(x, sample):
 
 simfbo = fs.SimFBO(0.1, 0.2, 0.2, 0.05, 0.1, 0.1, tau=np.array([1, 2, 0, 3, 1]))
 
+normalized = fs.NormalizedSGDA(0.05, 0.1, np.array([1, 2, 0, 3, 1]), eta_xg=0.9, batch_size=2)
+
 fessgda = fs.FESSGDA(0.05, 0.1, np.array([1, 2, 0, 3, 1]), p=2.0, beta=0.5, eta_xg=0.9, batch_size=2)
 
 CASES = [
@@ -93,6 +95,7 @@ CASES = [
     Case("fednest", fs.FedNest(0.1, 0.3, T=2, tau=2, N=3, ell=3.0), bilevel, data, x0, y0),
     Case("simfbo", simfbo, bilevel, data, x0, y0),
     Case("local-sgda", fs.LocalSGDA(0.05, 0.1, tau=2, batch_size=2), minimax, data, x0, y0),
+    Case("normalized-sgda", normalized, minimax, data, x0, y0),
     Case("fedsgda-plus", fs.FedSGDAPlus(0.05, 0.1, K=2, S=2, eta=0.9, batch_size=2), minimax, data, x0, y0),
     Case("fessgda", fessgda, minimax, data, x0, y0),
     Case("scaffnew-minimax", fs.Scaffnew(0.1, 0.5, batch_size=2), free, data, x0, y0, participation=None),
