@@ -50,6 +50,21 @@ def test_a_site_is_added_without_a_new_authority(federation):
     assert settings_of(federation).sites == ["berlin", "lyon", "turin"]
 
 
+def test_sites_make_their_own_keys(tmp_path):
+    place = tmp_path / "federation"
+    net("init", place, "--sites", "berlin,lyon")
+    net("kits", place, "--server-only")
+    net("kits", place, "--add", "turin", "--server-only")
+    assert {folder.name for folder in (place / "kits").iterdir()} == {"authority", "server"}
+    for name in ("berlin", "turin"):
+        net("request", tmp_path / name, name)
+        net("sign", place, tmp_path / name / "request.pem")
+        for file in (place / "kits" / name).iterdir():
+            shutil.copy(file, tmp_path / name)
+        assert kits.name_of(tmp_path / name) == name
+    assert {file.parent.name for file in place.rglob("key.pem")} == {"authority", "server"}
+
+
 def test_a_revoked_site_is_cut_off_and_a_renewed_one_goes_on(federation):
     place = federation / "kits"
     server = GrpcServer(["berlin", "lyon"], place / "server")

@@ -669,10 +669,10 @@ def try_(
             raise ValueError(f"{experiment} has no data of its own to try; run its sites with --data.")
         names = [f"site-{i + 1}" for i in range(data.clients)]
         base = out / "network"
-        from fedstrata.lab.experiments.net_certificates import make_all
+        from fedstrata.lab.experiments.net_certificates import DAYS, make_all
 
         write_settings(base, names, where, "127.0.0.1:8443", "localhost:8443")
-        make_all(base)
+        make_all(base, DAYS, None, names)
         logs.begin(out / "logs" / "server.log")
         with served_by(base / "kits" / "server", plan, out, "127.0.0.1:0") as server:
             address = f"localhost:{server.transport.inner.port}"  # type: ignore[attr-defined]

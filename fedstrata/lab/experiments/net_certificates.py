@@ -36,6 +36,10 @@ def kits(
     renew: Annotated[
         list[str] | None, typer.Option(help="A party (also 'server'): a new certificate for its key.")
     ] = None,
+    server_only: Annotated[
+        bool,
+        typer.Option("--server-only", help="Sites make their keys themselves: `net request`, `net sign`."),
+    ] = False,
     authority: By = None,
     days: Days = DAYS,
 ) -> None:
@@ -61,29 +65,30 @@ def kits(
             issuer = _authority(folder, authority)
             add_sites(folder / "federation.toml", add)
             shutil.copy(folder / "federation.toml", place / "server")
-            for party in add:
+            for party in () if server_only else add:
                 make_kit(issuer, place / party, days=days)
                 _accompany(folder, place / party, settings)
+            given = "" if server_only else f"Give each site its own folder of {place}. "
             typer.echo(
-                f"{', '.join(str(place / party) for party in add)}: give each site its own folder, and the "
-                "server the new federation.toml. A run keeps the sites with which it began: start a new one."
+                f"{given}Give the server the new federation.toml. A run keeps the sites with which it began: "
+                "start a new one."
             )
         else:
-            make_all(folder, days, authority)
+            make_all(folder, days, authority, [] if server_only else settings.sites)
             typer.echo(
                 f"{place}: give each party its own folder, by a way that others cannot read. "
                 "authority/ signs certificates: keep it to yourself."
             )
 
 
-def make_all(folder: Path, days: int = DAYS, authority: Path | None = None) -> None:
-    """The kits of all parties of a federation."""
+def make_all(folder: Path, days: int, authority: Path | None, sites: list[str]) -> None:
+    """The kits of the server and these sites."""
     from fedstrata.engines.network.kits import Authority, make
     from fedstrata.lab.experiments.settings import settings_of
 
     settings, place = settings_of(folder), folder / "kits"
-    make(place, settings.sites, settings.hosts, days, Authority(authority) if authority else None)
-    for party in ("server", *settings.sites):
+    make(place, sites, settings.hosts, days, Authority(authority) if authority else None)
+    for party in ("server", *sites):
         _accompany(folder, place / party, settings)
 
 
