@@ -86,7 +86,7 @@ def test_what_it_refuses():
     with pytest.raises(TypeError, match="a model of its own"):
         fs.baselines(personal, data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
     with pytest.raises(TypeError, match="give a metric"):
-        fs.baselines(fs.Selection(loss, loss), data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
+        fs.baselines(fs.Selection(loss, loss, same_samples=True), data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
     own = fs.Minimization(loss, project=lambda x, client: x.clip(0, 1 + client.index))
     with pytest.raises(TypeError, match="project is a set of each client's own"):
         fs.baselines(own, data, fs.FedAvg(0.1), np.zeros(2), rounds=1)

@@ -197,7 +197,9 @@ def test_a_selection_that_begins_at_its_solution():
     """No way leads there, so that nothing but f's own pull tells what rounding is."""
     rng = np.random.default_rng(0)
     data = fs.FederatedData.from_clients([{"a": rng.normal(size=(n, 3))} for n in (8, 5)])
-    problem = fs.Selection(lambda x, s: 0.5 * (s["a"] @ x) ** 2, lambda x, s: 0.5 * ((x - 1) ** 2).sum())
+    problem = fs.Selection(
+        lambda x, s: 0.5 * (s["a"] @ x) ** 2, lambda x, s: 0.5 * ((x - 1) ** 2).sum(), same_samples=True
+    )
     assert fs.certify(problem, data, np.full(3, 1e-7), x0=np.zeros(3)).solved
     assert not fs.certify(problem, data, np.full(3, 1e-3), x0=np.zeros(3)).solved
 

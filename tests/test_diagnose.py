@@ -423,7 +423,9 @@ def _half(z):
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            fs.Selection(primary=lambda x, s: 0.5 * (D @ (x - s["b"])) ** 2, secondary=_half),
+            fs.Selection(
+                primary=lambda x, s: 0.5 * (D @ (x - s["b"])) ** 2, secondary=_half, same_samples=True
+            ),
             lambda x, b: D * x,
             marks=pytest.mark.slow,
         ),

@@ -75,7 +75,7 @@ def test_what_does_not_bear_it_is_refused():
     for problem, method, why in (
         (bilevel, fs.FedMSA(0.1, 0.1, products="differences"), "small differences of gradients"),
         (bilevel, fs.FedF2SA(0.1, 0.1), "multiplies small differences"),
-        (fs.Selection(loss, loss), fs.IPIRFedAvg(0.1, 0.1), "times a small η"),
+        (fs.Selection(loss, loss, same_samples=True), fs.IPIRFedAvg(0.1, 0.1), "times a small η"),
     ):
         with pytest.raises(ValueError, match=why):
             fs.solve(problem, method, data, np.ones(4), y0=None if problem is not bilevel else np.ones(4),

@@ -15,6 +15,8 @@ from typing import Any
 
 from fedstrata.support.words import suggest
 
+FEW = 1_000  # objects: Python 3.12 freezes some hundreds by itself
+
 
 @contextmanager
 def loading() -> Iterator[None]:
@@ -26,7 +28,7 @@ def loading() -> Iterator[None]:
     gc.disable()
     try:
         yield
-        if gc.get_freeze_count() == 0:  # else someone keeps objects there
+        if gc.get_freeze_count() < FEW:  # else someone keeps objects there
             gc.freeze()  # to the objects that are never looked at, and from there to the oldest
             gc.unfreeze()
     finally:

@@ -99,4 +99,4 @@ def underdetermined(
 
     x_star = c + np.linalg.pinv(A) @ (b - A @ c)
     data = FederatedData.from_clients(parts)
-    return Underdetermined(Selection(residual, distance), data, x_star, x0, A, b, c)
+    return Underdetermined(Selection(residual, distance, same_samples=True), data, x_star, x0, A, b, c)

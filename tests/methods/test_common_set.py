@@ -39,7 +39,9 @@ minimax = fs.Minimax(lambda x, y, s: half(x, s["a"]) - half(y, s["b"]), project_
 bilevel = fs.Bilevel(
     lambda x, y, s: half(y, s["a"]), lambda x, y, s: half(y, x), project_x=BALL, same_samples=True
 )
-selection = fs.Selection(lambda x, s: half(x, s["a"]), lambda x, s: (x**2).sum(), project=BALL)
+selection = fs.Selection(
+    lambda x, s: half(x, s["a"]), lambda x, s: (x**2).sum(), project=BALL, same_samples=True
+)
 
 SOLVERS = {
     "FedAvg": (minimization, fs.FedAvg(0.1)),
@@ -164,7 +166,10 @@ def test_sets_of_their_own_are_projected_onto_by_the_clients():
 def test_no_loss_of_a_selection_is_evaluated_outside_of_its_set():
     """log(1 + x) has no value below −1, where the first of two local steps leads. By hand, from x = ½."""
     growth = fs.Selection(
-        lambda x, s: half(x, s["a"]), lambda x, s: jnp.log1p(x).sum(), project=fs.sets.NonNegative()
+        lambda x, s: half(x, s["a"]),
+        lambda x, s: jnp.log1p(x).sum(),
+        project=fs.sets.NonNegative(),
+        same_samples=True,
     )
     method = fs.StRFedAvg("decreasing", K=2, gamma=0.8, L_h=1.0, eta=0.1)
     start = {"rounds": 1, "progress": False, "default_metrics": False}

@@ -13,7 +13,7 @@ TOY = fs.underdetermined()
 MU, LAM = 0.1, 0.05
 GAMMA = 3 * LAM / (4 * (LAM / MU + 2))  # the bound of the convergence proof, with L_f = 1/μ
 PENALTY = fs.prox.LogSum(1.0, 0.5)  # √μ ≤ ε: its envelope is smooth
-PROBLEM = fs.Selection(TOY.problem.primary, PENALTY)
+PROBLEM = fs.Selection(TOY.problem.primary, PENALTY, same_samples=True)
 
 large_lam = pytest.mark.filterwarnings("ignore:IPIRFedAvg. result.x is .* from result.y:UserWarning")
 
@@ -112,7 +112,7 @@ def test_federated_and_proximal_secondaries():
     method = fs.IPIRFedAvg(0.05, 0.1, inner="warm", eta=1e-3)
     results = []
     for secondary in (TOY.problem.secondary, lambda x, s: ((x - jnp.asarray(TOY.c, x.dtype)) ** 2).sum() / 2):
-        problem = fs.Selection(TOY.problem.primary, secondary)
+        problem = fs.Selection(TOY.problem.primary, secondary, same_samples=True)
         results.append(
             fs.solve(problem, method, TOY.data, TOY.x0, rounds=600, eval_every=600, progress=False)
         )

@@ -131,7 +131,7 @@ def test_the_units_of_the_secondary_loss_do_not_matter(method):
     def distance(x, sample):
         return sample["unit"] * ((x - TOY.c) ** 2).sum() / 2
 
-    problem, found = fs.Selection(TOY.problem.primary, distance), []
+    problem, found = fs.Selection(TOY.problem.primary, distance, same_samples=True), []
     for unit in (1.0, 1e-3, 1e3):
         parts = zip(np.split(TOY.A, 5), np.split(TOY.b, 5), strict=True)
         data = [{"a": a, "b": b, "unit": np.full(len(b), unit)} for a, b in parts]

@@ -195,7 +195,9 @@ def test_unscaled_data_is_converted():
 @pytest.mark.parametrize("factor", [1e-30, 1e25])
 def test_any_units_are_scaled(factor):
     """Too small they would crawl; and the squares of a product's entries leave float32's range."""
-    problem = fs.Selection(lambda x, s: factor * TOY.problem.primary(x, s), TOY.problem.secondary)
+    problem = fs.Selection(
+        lambda x, s: factor * TOY.problem.primary(x, s), TOY.problem.secondary, same_samples=True
+    )
     method = fs.StRFedAvg(rule="geometric")
     assert error(run(method, 1000, problem=problem).x) < 1e-3
 
@@ -296,7 +298,9 @@ def test_the_secondary_is_measured_on_validation_samples():
         [{"a": a, "b": b} for a, b in zip(TOY.data.stacked()["a"], TOY.data.stacked()["b"], strict=True)],
         valid=valid,
     )
-    problem = fs.Selection(lambda x, s: s["b"] * 0 + x @ x, lambda x, s: s["b"] + 0 * x.sum())
+    problem = fs.Selection(
+        lambda x, s: s["b"] * 0 + x @ x, lambda x, s: s["b"] + 0 * x.sum(), same_samples=True
+    )
     method = fs.StRFedAvg(L_h=1.0)
     result = fs.solve(problem, method, data, TOY.x0, rounds=0, progress=False)
     assert result.history["secondary"][0] == 2.0
@@ -354,21 +358,25 @@ def test_bad_hyper_parameters(arguments, words):
 
 def test_bad_problems():
     with pytest.raises(TypeError, match=r"primary must be a function.*L1"):
-        fs.Selection(3.0, TOY.problem.secondary)
+        fs.Selection(3.0, TOY.problem.secondary, same_samples=True)
     with pytest.raises(TypeError, match="secondary must be"):
         fs.Selection(TOY.problem.primary, (fs.prox.L1(), fs.prox.LogSum()))
     twice = fs.Selection((TOY.problem.primary, fs.prox.L1()), fs.prox.L1())
     with pytest.raises(ValueError, match="Give mu"):
         run(fs.StRFedAvg(), 1, problem=twice)
     with pytest.raises(TypeError, match=r"secondary\(x, sample\)"):
-        run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x))
+        run(fs.StRFedAvg(), 1, problem=fs.Selection(TOY.problem.primary, lambda x, s: x, same_samples=True))
     with pytest.raises(TypeError, match=r"Selection.project must return a point like x.*\[40\].*\[2\]"):
         run(
             fs.StRFedAvg(),
             1,
-            problem=fs.Selection(TOY.problem.primary, TOY.problem.secondary, lambda x: x[:2]),
+            problem=fs.Selection(
+                TOY.problem.primary, TOY.problem.secondary, lambda x: x[:2], same_samples=True
+            ),
         )
-    batch = fs.Selection(fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary)
+    batch = fs.Selection(
+        fs.per_batch(lambda x, s: (s["a"] @ x).var()), TOY.problem.secondary, same_samples=True
+    )
     unequal = [{"a": np.ones((n, 40)), "b": np.ones(n)} for n in (2, 3)]
     with pytest.raises(ValueError, match="Give L_h"):
         run(fs.StRFedAvg(), 1, TOY._replace(data=fs.FederatedData.from_clients(unequal)), batch)

@@ -29,7 +29,7 @@ x0 = {"w": np.full(3, 0.3), "c": np.array([-0.2, 0.5])}
 
 
 def case(name, method, primary, secondary, **more):
-    return Case(name, method, fs.Selection(primary, secondary), data, x0, **more)
+    return Case(name, method, fs.Selection(primary, secondary, same_samples=True), data, x0, **more)
 
 
 CASES = [
