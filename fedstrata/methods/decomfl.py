@@ -28,20 +28,19 @@ import jax.numpy as jnp
 
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Count, Method, Moment, Positive, method
+from fedstrata.core.method import BatchSize, Count, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.methods._shared.scalars import (
     NARROW,
+    ScalarsOnly,
     Sent,
     by_normals,
     local_scalars,
     nothing,
     replayed,
-    without_sets,
     words_of,
 )
 from fedstrata.methods._shared.schedules import fading
-from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.methods._shared.zeroth import value_doubts
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
@@ -55,7 +54,7 @@ class State(NamedTuple):
 
 
 @method
-class DeComFL(Method[Minimization, State]):
+class DeComFL(ScalarsOnly[State]):
     """``K`` local steps of size ``eta`` along ``P`` directions that all clients share; scalars both ways.
 
     Args:
@@ -74,21 +73,8 @@ class DeComFL(Method[Minimization, State]):
     two_sided: bool = False
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
     private_samples = True
     drifts = "K"
-    needs = "function values"
-
-    @classmethod
-    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    def refuses(cls, problem: Minimization) -> str | None:
-        return without_sets(cls.__name__, problem)
-
-    def cautions(self, moment: Moment) -> list[str]:
-        return super().cautions(moment) + lost_in_rounding(self, "mu", moment, of_entries=True)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -32,11 +32,10 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, LocalSteps, Method, Moment, Positive, method
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
-from fedstrata.methods._shared.scalars import NARROW, normals, slopes, without_sets
+from fedstrata.methods._shared.scalars import NARROW, ScalarsOnly, normals, slopes
 from fedstrata.methods._shared.schedules import fading
-from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.methods._shared.zeroth import by_values, value_doubts
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
@@ -52,7 +51,7 @@ class State(NamedTuple):
 
 
 @method
-class FedKSeed(Method[Minimization, State]):
+class FedKSeed(ScalarsOnly[State]):
     """``tau`` local steps of size ``eta`` along directions of ``K`` fixed seeds.
 
     Args:
@@ -69,21 +68,9 @@ class FedKSeed(Method[Minimization, State]):
     tau: LocalSteps = 1  # τ
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
     private_samples = True
     drifts = "tau"
-    needs = "function values"
-
-    @classmethod
-    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    def refuses(cls, problem: Minimization) -> str | None:
-        return without_sets(cls.__name__, problem)
-
-    def cautions(self, moment: Moment) -> list[str]:
-        return super().cautions(moment) + lost_in_rounding(self, "eps", moment, of_entries=True)
+    width = "eps"
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

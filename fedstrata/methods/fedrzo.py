@@ -38,15 +38,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import (
-    BatchSize,
-    Count,
-    LocalSteps,
-    Positive,
-    Reveals,
-    by_options,
-    method,
-)
+from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, Reveals, by_options, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, estimate_of_mean, theory_steps
 from fedstrata.methods._shared.two_point import Replayed

@@ -29,19 +29,18 @@ import jax.numpy as jnp
 from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.fed import Fed, Remember
-from fedstrata.core.method import BatchSize, Count, Fraction, Method, Moment, Positive, method
+from fedstrata.core.method import BatchSize, Count, Fraction, Positive, method
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.estimators.sphere import combine
 from fedstrata.methods._shared.scalars import (
+    ScalarsOnly,
     Sent,
     directions,
     local_scalars,
     nothing,
     replayed,
-    without_sets,
     words_of,
 )
-from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.problems.classes import Minimization
 
 
@@ -62,7 +61,7 @@ class State(NamedTuple):
 
 
 @method
-class HiSo(Method[Minimization, State]):
+class HiSo(ScalarsOnly[State]):
     """``K`` local steps of size ``eta`` along ``P`` shared directions, shaped by H; scalars both ways.
 
     Args:
@@ -83,21 +82,8 @@ class HiSo(Method[Minimization, State]):
     two_sided: bool = False
     batch_size: BatchSize = None
 
-    solves = (Minimization,)
     private_samples = True
     drifts = "K"
-    needs = "function values"
-
-    @classmethod
-    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
-        return ()
-
-    @classmethod
-    def refuses(cls, problem: Minimization) -> str | None:
-        return without_sets(cls.__name__, problem)
-
-    def cautions(self, moment: Moment) -> list[str]:
-        return super().cautions(moment) + lost_in_rounding(self, "mu", moment, of_entries=True)
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         last = nothing(self.K, self.P, x0)

@@ -7,7 +7,7 @@ x ← x − η/P Σ_p s_kp u_kp                                                 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,10 @@ import optax
 from fedstrata.core import tree
 from fedstrata.core.client import Client, Oracle
 from fedstrata.core.counting import loop
+from fedstrata.core.method import Method, Moment, StateT
 from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.estimators.sphere import combine, estimate_of_mean
+from fedstrata.methods._shared.two_point import lost_in_rounding
 from fedstrata.methods._shared.zeroth import Choice, by_values
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Measured
@@ -27,7 +29,7 @@ TO_REPLAY = 0x7365  # folded into a round's key for its directions
 
 
 class Sent(NamedTuple):
-    """What a round's directions and steps are drawn and made from: it is broadcast, and replayed.
+    """The message from which clients replay a round.
 
     Attributes:
         words: the data of the random key.
@@ -40,8 +42,29 @@ class Sent(NamedTuple):
     eta: Array
 
 
+class ScalarsOnly(Method[Minimization, StateT]):
+    """Base of these methods; ``width`` names the field of the width of the differences."""
+
+    solves = (Minimization,)
+    needs = "function values"
+    width: ClassVar[str] = "mu"
+
+    @classmethod
+    def differentiates(cls, problem: Minimization) -> tuple[str, ...]:
+        return ()
+
+    @classmethod
+    def refuses(cls, problem: Minimization) -> str | None:
+        if problem.project.trivial:
+            return None
+        return f"{cls.__name__}: with a set, scalars do not determine the steps. Use FedRZO or FedZO."
+
+    def cautions(self, moment: Moment) -> list[str]:
+        return super().cautions(moment) + lost_in_rounding(self, self.width, moment, of_entries=True)
+
+
 def nothing(K: int, P: int, like: PyTree) -> Sent:
-    """What is replayed in the first round: no step."""
+    """The message of the first round, whose replay leaves x unchanged."""
     real = jnp.result_type(*jax.tree.leaves(like))
     return Sent(jax.random.key_data(jax.random.key(0)), jnp.zeros((K, P), real), jnp.zeros((), real))
 
@@ -79,7 +102,7 @@ def step(x: PyTree, s: Array, u: PyTree, eta: Real) -> PyTree:
 
 
 def replayed(x: PyTree, sent: Sent, H: PyTree = None) -> PyTree:
-    """X after the steps of a round."""
+    """The point after the steps of a round."""
     K, P = sent.scalars.shape
 
     def again(x: PyTree, _: Key, k: Integer) -> PyTree:
@@ -120,13 +143,6 @@ def local_scalars(
 
     scalars = jnp.zeros((K, P), jnp.result_type(*jax.tree.leaves(x)))
     return loop(K, one, key, (x, scalars), indexed=True)[1]
-
-
-def without_sets(name: str, problem: Minimization) -> str | None:
-    """Why a set is refused: projections are not multiples of the directions."""
-    if problem.project.trivial:
-        return None
-    return f"{name}: with a set, scalars do not determine the steps. Use FedRZO or FedZO."
 
 
 def by_normals(at: Conditions, its: Measured) -> tuple[Choice, float]:
