@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from fedstrata.core.method import METHODS as METHODS
 from fedstrata.core.method import Method as Method
+from fedstrata.methods.ada_fedstorm import AdaFedSTORM as AdaFedSTORM
 from fedstrata.methods.afl import AFL as AFL
 from fedstrata.methods.apfl import APFL as APFL
 from fedstrata.methods.big_sam import BiGSAM as BiGSAM

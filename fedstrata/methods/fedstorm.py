@@ -139,6 +139,10 @@ class FedSTORM(Sequences[State]):
         drawn = sequences.draw(problem, client, key, batch, self.products)
         return lambda at: Point(*drawn(*inside(problem, at)))
 
+    def scaled(self, direction: Point, *scaling: PyTree) -> Point:
+        """The direction of line 3; `AdaFedSTORM` rescales it."""
+        return direction
+
     def move(self, problem: Problem, client: Client, at: Point, direction: Point) -> Point:
         """Line 3."""
         x = problem.set_of_x.own(tree.axpy(-self.alpha, direction.x, at.x), client)
@@ -147,7 +151,7 @@ class FedSTORM(Sequences[State]):
         return Point(x, tuple(tree.axpy(-beta[n], q, z) for n, (z, q) in pairs))
 
     def local_steps(
-        self, problem: Problem, client: Client, key: Key, start: Point, direction: Point
+        self, problem: Problem, client: Client, key: Key, start: Point, direction: Point, *scaling: PyTree
     ) -> tuple[Point, Point] | Remember:
         key_steps, key_last, _ = jax.random.split(key, 3)
         if problem.local:
@@ -155,13 +159,13 @@ class FedSTORM(Sequences[State]):
 
         def one(both: tuple[Point, Point], key: Key) -> tuple[Point, Point]:
             before, direction = both
-            now = self.move(problem, client, before, direction)
+            now = self.move(problem, client, before, self.scaled(direction, *scaling))
             maps = self.maps(problem, client, key, self.batch_size)
             left = tree.sub(direction, maps(before))
             return now, tree.axpy(1 - self.c, left, maps(now))  # line 4
 
         before, direction = loop(self.I - 1, one, key_steps, (start, direction))
-        now = self.move(problem, client, before, direction)
+        now = self.move(problem, client, before, self.scaled(direction, *scaling))
         maps = self.maps(problem, client, key_last, self.batch_size)
         left = tree.scale(1 - self.c, tree.sub(direction, maps(before)))
         if not problem.local:

@@ -89,6 +89,7 @@ CASES = [
     Case("fedstorm", fs.FedSTORM(0.05, 0.1, c=0.3, I=3, batch_size=2), bilevel, data, x0, y0),
     Case("fedstorm-composition", fs.FedSTORM(0.05, 0.3, c=0.3, I=2), composition, data, x0),
     Case("fedstorm-local", fs.FedSTORM(0.05, 0.1, c=0.3, I=2, batch_size=2), local, data, x0, y0),
+    Case("ada-fedstorm", fs.AdaFedSTORM(0.01, 0.02, c=0.3, I=3, batch_size=2), bilevel, data, x0, y0),
     Case("fedf2sa", fs.FedF2SA(0.01, 0.1, order=2, H=2, batch_size=2), bounded, data, x0, y0),
     Case("fedf2sa-local", fs.FedF2SA(0.01, 0.1, H=2, batch_size=2), local, data, x0, y0),
     Case("hypergradient", fs.HypergradientDescent(0.1, 0.3, T=2, N=2), bilevel, data, x0, y0),
