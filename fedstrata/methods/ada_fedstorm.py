@@ -20,8 +20,6 @@ for bilevel problems also Hessian-vector products.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import numpy as np
 import optax
@@ -33,20 +31,11 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.sequences import Point
 from fedstrata.methods.fedopt import Optimiser
-from fedstrata.methods.fedstorm import FedSTORM, inside
+from fedstrata.methods.fedstorm import FedSTORM, State, inside
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 from fedstrata.support.optimisers import first_like
 
 AMSGRAD = optax.scale_by_amsgrad(b1=0.0, b2=0.99)
-
-
-class State(NamedTuple):
-    """The server's point, the estimates there, and the optimiser's state."""
-
-    x: PyTree
-    Z: tuple[PyTree, ...]
-    direction: Point  # (h, q)
-    scaling: PyTree  # s
 
 
 @method
@@ -80,7 +69,7 @@ class AdaFedSTORM(FedSTORM):
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         begun = super().init(problem, x0, y0)
-        return State(*begun, self.optimiser.init(begun.direction))
+        return begun._replace(scaling=self.optimiser.init(begun.direction))
 
     def scaled(self, direction: Point, *scaling: PyTree) -> Point:
         return self.optimiser.update(direction, scaling[0])[0]  # line 3′
