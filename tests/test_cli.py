@@ -396,7 +396,7 @@ BAD = {
 
 def test_a_run_that_is_known_not_to_be_solved_has_an_exit_code_of_its_own(invoke):
     Path("mine.toml").write_text(FILE.replace('"logistic"', '"logistic", lam = 0.1'))
-    assert "1 of 1 runs are known not to be" in invoke("run", "mine.toml", "--certify", code=4).stderr
+    assert "Not solved: 1 of 1 runs" in invoke("run", "mine.toml", "--certify", code=4).stderr
     assert "By the certificates no run is solved (1 on its way)" in Path("runs/mine/report.html").read_text()
     invoke("run", "mine.toml", code=4)  # what is stored remembers it
     invoke("run", "mine.toml", "--certify", "--quick")

@@ -215,8 +215,8 @@ def solve(
 def _exit_unsolved(written: Report) -> None:
     unsolved = [run for run in written.runs if run.verdict not in KNOWN_GOOD]
     if unsolved:
-        count = f"{len(unsolved)} of {len(written.runs)} runs are"
-        typer.echo(f"Not solved: {count} known not to be, see the column certificate.", err=True)
+        count = f"{len(unsolved)} of {len(written.runs)} runs"
+        typer.echo(f"Not solved: {count}, see the column certificate.", err=True)
         raise typer.Exit(UNSOLVED)
 
 

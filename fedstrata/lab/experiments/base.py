@@ -136,8 +136,8 @@ class Task:
         """
         if self.method == "auto" or self.rounds is None:
             raise ExperimentError(
-                "'auto' finds its method on all samples in one place: it neither runs on a network nor is it "
-                "compared. Take the method that it chose there."
+                "'auto' needs all samples in one place: it cannot run on a network or be compared. Run it "
+                "once, and use the method that it chose."
             )
         return self.method, self.rounds
 
