@@ -27,6 +27,7 @@ def test_auto_solves_and_says_what_it_did():
     assert result.ledger == again.ledger
 
 
+@pytest.mark.slow
 def test_auto_stops_at_its_budget_and_says_so():
     problem, data, _ = ridge(2)
     result = fs.solve(problem, "auto", data, 100 * np.ones(4), rounds=3, progress=False)

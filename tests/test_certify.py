@@ -60,6 +60,7 @@ def test_an_equilibrium_that_is_not_unique():
     assert "many solutions" in found.advice
 
 
+@pytest.mark.slow
 def test_a_payoff_that_is_convex_in_y():
     """min_x max_{|y| ≤ 1} (x − .1)²/2 + xy/20 + y²: the maximum is at a corner, and x* = .05."""
     problem = fs.Minimax(
@@ -87,6 +88,7 @@ def test_kinks():
     assert not fs.certify(risk, data, x - 1.0).solved
 
 
+@pytest.mark.slow
 def test_a_kink_on_a_set():
     """max_y of (x − a)²/2 + xy + y² on a box is smooth but for x = 0, its minimum, where the start is too."""
     data = fs.FederatedData.from_clients([{"a": np.array([0.1, -0.1])}, {"a": np.array([0.05, -0.02])}])
@@ -193,6 +195,7 @@ def test_a_class_of_ones_own():
     assert not fs.certify(Own(2.0), ONE, np.array(2.5)).solved
 
 
+@pytest.mark.slow
 def test_a_selection_that_begins_at_its_solution():
     """No way leads there, so that nothing but f's own pull tells what rounding is."""
     rng = np.random.default_rng(0)

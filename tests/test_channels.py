@@ -241,6 +241,7 @@ def test_signs_have_their_contraction():
     np.testing.assert_allclose(np.sum((found - V) ** 2), (1 - share) * np.sum(V**2), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compressor", [fs.QSGD(8), fs.QSGD(2), fs.RandK(0.25, scaled=True)])
 def test_unbiased_compressors_are_unbiased(compressor):
     """Their mean is v to five standard errors, and their variance below ω."""
@@ -549,6 +550,7 @@ def test_who_answers_by_a_trace_and_by_a_deadline():
     np.testing.assert_allclose(found.x, -SLOPES[:3].mean(0) - SLOPES[4], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_buffered_rounds_take_steps_from_where_clients_began():
     """Of one client: gradient descent with a delay of a round; with slopes that x does not change, none."""
     x = before = np.ones(2)

@@ -118,6 +118,7 @@ def test_the_maps_are_those_of_the_converted_problem(name, x64):
         np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_papers_map_of_a_composition_is_a_product_of_jacobians(x64):
     client, x, Z = at_a_client(m.composition, adjoint=False)
     P, S = sequences.draw(m.composition, client, jax.random.key(0), None)(x, Z)

@@ -37,6 +37,7 @@ def test_clients_have_equal_parts_and_share_no_image():
     assert len(np.unique(data.train["x"])) == 80
 
 
+@pytest.mark.slow
 def test_accuracies_are_those_counted():
     model = st.network("cnn")
     x = model.init(0)

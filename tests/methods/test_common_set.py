@@ -224,6 +224,7 @@ def test_a_penalty_ends_outside_and_says_so(x64):
     assert not told
 
 
+@pytest.mark.slow
 def test_ending_outside_of_clients_own_sets_is_told_of():
     """Sets [0, 1], [½, 4] and [−1, 2] have [½, 1] in common; drawn to 2, 3 and 5 the best point is 1.
 

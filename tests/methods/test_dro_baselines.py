@@ -153,6 +153,7 @@ def test_pdsgd_finds_the_constrained_optimum(constraints):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_pdsgd_solves_compositions_as_epigraphs():
     data = fs.FederatedData.from_clients(regression((4, 6, 3)))

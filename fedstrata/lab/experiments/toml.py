@@ -302,10 +302,8 @@ def read(file: str | Path) -> Experiment:
         content = tomllib.loads(path.read_text("utf-8"))
         own = content["data"] if type(content.get("data")) is dict else {}
         for key in {"files", "server"} & own.keys():  # tables are found from the file's own folder
-            several = type(own[key]) is list
-            own[key] = (
-                [str(path.parent / f"{x}") for x in own[key]] if several else f"{path.parent / own[key]}"
-            )
+            each = [str(path.parent / f"{x}") for x in (own[key] if type(own[key]) is list else [own[key]])]
+            own[key] = each if type(own[key]) is list else each[0]
         return define(content, name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         twice = "('methods',) twice" in str(error)
@@ -448,13 +446,6 @@ def _optax(where: str, name: str, given: str) -> Any:
     return _called(f"{where}: optax's {name}", vars(optax)[name], **arguments)
 
 
-class Keys(NamedTuple):
-    """The keys that a part of the file may have, and those that it has."""
-
-    known: Sequence[str]
-    given: Mapping[str, Any]
-
-
 class FileBuild:
     """A setting's task, by the file: a key of the setting takes the place of what the file says there.
 
@@ -465,22 +456,26 @@ class FileBuild:
 
     def __init__(self, form: File) -> None:
         self.form, data, chosen = form, form.data, form.problem
-        drawn = vars(data).get("partition")  # data that is divided by nature has none
-        clients = {"clients": data.clients} if drawn else {}
-        loads = [key for key in keys_of(data.name) if key != "seed"]
-        self.common = {
-            "solve": Keys(SOLVE, form.model_dump(include={*SOLVE})),
-            "data": Keys(loads, {**clients, **data.parameters}),
-            "partition": Keys(keys_of(drawn.name), drawn.parameters) if drawn else Keys((), {}),
-            "problem": Keys(keys_of(chosen.name), chosen.parameters),
-            "model": Keys(keys_of(chosen.model.name), chosen.model.parameters),
-        }
         self.names = {method.label or method.name: method.name for method in form.methods}
-        self.methods = {
-            method.label or method.name: Keys(arguments_of(method.name), method.parameters)
-            for method in form.methods
+        self.partition = vars(data).get("partition")  # data that is divided by nature has none
+        clients = {"clients": data.clients} if self.partition else {}
+        self.given: dict[str, dict[str, Any]] = {  # what the file says, by its parts
+            "solve": form.model_dump(include={*SOLVE}),
+            "data": {**clients, **data.parameters},
+            "partition": self.partition.parameters if self.partition else {},
+            "problem": chosen.parameters,
+            "model": chosen.model.parameters,
         }
-        self.parts = {**self.common, **self.methods}
+        self.known: dict[str, Sequence[str]] = {  # the keys that each part may have
+            "solve": SOLVE,
+            "data": [key for key in keys_of(data.name) if key != "seed"],
+            "partition": keys_of(self.partition.name) if self.partition else (),
+            "problem": keys_of(chosen.name),
+            "model": keys_of(chosen.model.name),
+        }
+        self.common = [*self.known]
+        self.given |= {method.label or method.name: method.parameters for method in form.methods}
+        self.known |= {label: arguments_of(name) for label, name in self.names.items()}
 
     def owners(self, key: str) -> tuple[str, list[str]]:
         """A key's name in the parts to which it belongs, and these parts: one, or some methods.
@@ -488,20 +483,20 @@ class FileBuild:
         Raises:
             ExperimentError: if it belongs nowhere.
         """
-        for part, keys in self.common.items():
-            if key in keys.known:
+        for part in self.common:
+            if key in self.known[part]:
                 return key, [part]
-        if every := [label for label, keys in self.methods.items() if key in keys.known]:
+        if every := [label for label in self.names if key in self.known[label]]:
             return key, every
         whose, _, own = key.rpartition(".")
-        if whose in self.parts and own in self.parts[whose].known:
+        if own in self.known.get(whose, ()):
             return own, [whose]
-        names = list(dict.fromkeys(name for keys in self.parts.values() for name in keys.known))
+        names = list(dict.fromkeys(name for keys in self.known.values() for name in keys))
         raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, names)} There are {', '.join(names)}.")
 
     def faults(self) -> Iterator[str]:
         """Keys of the grid that belong nowhere, and methods that cannot be made with the file's values."""
-        varied: dict[str, dict[str, list[Scalar]]] = {label: {} for label in self.parts}
+        varied: dict[str, dict[str, list[Scalar]]] = {part: {} for part in self.known}
         for key, values in self.form.grid.items():
             try:
                 own, owners = self.owners(key)
@@ -510,25 +505,21 @@ class FileBuild:
             else:
                 for owner in owners if values else ():
                     varied[owner][own] = values
-        for label, keys in self.methods.items():
-            first = {**keys.given, **{key: values[0] for key, values in varied[label].items()}}
+        for label, name in self.names.items():
+            first = {**self.given[label], **{key: values[0] for key, values in varied[label].items()}}
             others = ({**first, key: v} for key, values in varied[label].items() for v in values[1:])
-            for parameters in (first, *others):
-                try:
-                    make_method(self.names[label], parameters)
-                except ExperimentError as error:
-                    yield f"methods: {error}"
-                    break
+            try:
+                for parameters in (first, *others):
+                    make_method(name, parameters)
+            except ExperimentError as error:
+                yield f"methods: {error}"
 
     def blocks(self) -> list[dict[str, list[Scalar]]]:
         """The grid: a block for each method, with the keys that concern it."""
-        concerns = {key: {*self.owners(key)[1]} for key in self.form.grid}
+        grid, concerns = self.form.grid, {key: {*self.owners(key)[1]} for key in self.form.grid}
         return [
-            {
-                "method": [label],
-                **{k: v for k, v in self.form.grid.items() if concerns[k] & {label, *self.common}},
-            }
-            for label in self.methods
+            {"method": [label], **{key: grid[key] for key in grid if concerns[key] & {label, *self.common}}}
+            for label in self.names
         ]
 
     def parameters(self) -> dict[str, Scalar]:
@@ -538,19 +529,20 @@ class FileBuild:
         name where all methods that have it agree; else it is ``LABEL.key``, which reaches that method alone.
         """
         found: dict[str, Any] = {}
-        for part, keys in self.parts.items():
-            for key, value in keys.given.items():
-                owners = self.owners(key)[1] if key != "seed" or part != "data" else []
+        for part, given in self.given.items():
+            for key, value in given.items():
+                if (part, key) == ("data", "seed"):
+                    continue
+                owners = self.owners(key)[1]
                 if part not in owners or key not in self.form.grid:
-                    agree = all(self.parts[its].given.get(key, ...) == value for its in owners)
+                    agree = all(self.given[its].get(key, ...) == value for its in owners)
                     found[key if part in owners and agree else f"{part}.{key}"] = value
-        found.pop("data.seed", None)
         return {k: v for k, v in found.items() if k not in self.form.grid and not isinstance(v, list | dict)}
 
     def __call__(self, s: Setting) -> Task:
         """The task of a setting."""
         form, label = self.form, str(s.method)
-        parts = {part: dict(keys.given) for part, keys in self.parts.items()}
+        parts = {part: dict(given) for part, given in self.given.items()}
         for key in sorted(s, key=lambda key: "." in key):
             if key != "method":
                 own, owners = self.owners(key)
@@ -558,8 +550,9 @@ class FileBuild:
                     parts[owner][own] = s[key]
         # A list of the file is a tuple: arguments of what is kept must be hashable.
         source = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["data"].items()}
-        if drawn := vars(form.data).get("partition"):
-            source["partition"] = _called("data.partition", PARTITIONS[drawn.name], **parts["partition"])
+        if self.partition:
+            rule = PARTITIONS[self.partition.name]
+            source["partition"] = _called("data.partition", rule, **parts["partition"])
         data = _called("data", federated, form.data.name, **{"seed": s.seed, **source})
         model = _called("problem.model", for_data, form.problem.model.name, data, **parts["model"])
         chosen = form.problem.name
