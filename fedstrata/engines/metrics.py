@@ -100,7 +100,7 @@ class OnHost(UserMetric):
     hosted: ClassVar[bool] = True
 
     def on(self, name: str, problem: Problem, data: FederatedData, weights: str, point: Point) -> Series:
-        return {name: one_number(name, called(self.function, *point, data))}
+        return {name: called(self.function, *point, data)}
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class PerClientOnHost(PerClient):
         takes_y = _takes_y(name, self.function, y)
         for i in range(data.clients):
             mine = tree.row(y, i) if problem.personal else y
-            values.append(one_number(name, self.function(x, *([mine] * takes_y), data.client(i, self.part))))
+            values.append(float(self.function(x, *([mine] * takes_y), data.client(i, self.part))))
         shares = data.sizes if weights == "size" else np.ones(data.clients)
         return self.series(name, np.array(values), shares / shares.sum(), np)
 
@@ -237,18 +237,6 @@ def called(metric: Callable[..., Any], state: PyTree, x: PyTree, y: PyTree, data
 def taken_name(name: str) -> str:
     """What to say of a user's metric that is called like one of the problem's own."""
     return f"The metric name {name!r} is taken by the problem's own metric: give it another one."
-
-
-class NoNumber(TypeError):
-    """A metric returned something else than a number."""
-
-
-def one_number(name: str, value: Any) -> float:
-    """What a metric returned on the host, as a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise NoNumber(f"The metric {name!r} must return one number, but returned {short(value)}.") from error
 
 
 def per_client(
@@ -361,11 +349,14 @@ def evaluate(
     for name, metric in metrics.items():
         try:
             values = metric.on(name, problem, data, weights, point)
-        except NoNumber:
-            raise
         except Exception as error:
             raise TypeError(
                 f"The metric {name!r} cannot be evaluated on the host: {type(error).__name__}: {error}"
             ) from error
-        history |= {key: float(value) for key, value in values.items()}
+        for key, value in values.items():
+            try:
+                history[key] = float(value)
+            except (TypeError, ValueError) as error:
+                words = f"The metric {name!r} must return one number, but returned {short(value)}."
+                raise TypeError(words) from error
     return history
