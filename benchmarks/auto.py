@@ -13,9 +13,10 @@ near or a hundred times farther away. Solutions come from closed forms, linear p
 *Right* is an x within 1 % of the solution, or an excess within 10⁻⁴ of the start's and of zero's; *value*
 counts these, and those whose value of F is within 1 % of the best one, which asks for less. *Told* is a run
 that is not right and says that it is not solved, *missed* one that says it is, and *alarmed* a right one that
-says it is not. ``--who docs`` takes the steps of the documentation's programs in place of "auto",
-``--who tuned`` what is usually done: FedAvg, FedNest and LocalSGDA with a grid of steps, the best by their
-last loss.
+says it is not. ``--timed`` adds "work", the seconds of all stages, measurements and certificates, and
+"alone", those of a run of the final method, both without compilation. ``--who docs`` takes the steps of the
+documentation's programs in place of "auto", ``--who tuned`` what is usually done: FedAvg, FedNest and
+LocalSGDA with a grid of steps, the best by their last loss.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import itertools
 import json
 import math
 import os
+import re
 import sys
 import time
 import warnings
@@ -519,7 +521,28 @@ def _last_loss(result: fs.Result) -> float:
     return last if math.isfinite(last) and result.status != "diverged" else math.inf
 
 
-def outcome(drawn: Drawn, who: str, seconds: float | None) -> dict[str, Any]:
+def alone(trial: Trial, result: fs.Result, options: dict[str, Any]) -> float:
+    """Seconds, without compilation, of a run of the final method, for as many rounds as its stages had."""
+    name = type(result.method).__name__
+    rounds = sum(map(int, re.findall(rf"\b{name} (\d+) \(", result.notes[1])))
+    options = {**options, "y0": trial.y0, "rounds": rounds, "progress": False, "certify": False}
+    runs = [_one(trial, result.method, {**options, "eval_every": max(1, rounds // 200)}) for _ in range(2)]
+    return max(runs[-1].seconds - runs[-1].compiling, 1e-4)
+
+
+def _compiled() -> list[float]:
+    """A list that collects the seconds of all compilations from now on."""
+    found: list[float] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith("/jax/core/compile"):
+            found.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return found
+
+
+def outcome(drawn: Drawn, who: str, seconds: float | None, timed: bool = False) -> dict[str, Any]:
     """Solve one problem, and judge the answer."""
     jax.config.update("jax_enable_x64", drawn.x64)
     trial, participation = drawn.build()
@@ -527,7 +550,7 @@ def outcome(drawn: Drawn, who: str, seconds: float | None) -> dict[str, Any]:
         "class": drawn.name, "seed": drawn.seed, "who": who, "x64": drawn.x64, "participation": participation,
         **trial.options, "problem": CLASSES[drawn.name][drawn.seed % len(CLASSES[drawn.name])].__name__,
     }  # fmt: skip
-    began = time.perf_counter()
+    compiling, began = _compiled(), time.perf_counter()
     try:
         result = solved(trial, participation, drawn.seed, who, seconds)
     except Exception as error:  # a crash is a failure that was told
@@ -536,6 +559,10 @@ def outcome(drawn: Drawn, who: str, seconds: float | None) -> dict[str, Any]:
     if result is None:
         return line | {"key": "none"}
     took, truth, certificate = _since(began), trial.truth(result.x), result.certificate
+    work = took - sum(compiling)
+    if timed:
+        options = {**trial.options, "participation": participation, "seed": drawn.seed}
+        line |= {"work": round(work, 3), "alone": round(alone(trial, result, options), 4)}
     at, best = flat(getattr(result.x, "x", result.x)), flat(trial.x_star)
     value = None
     if trial.F is not None and abs(least := trial.F(best)) > 1e-9 * abs(trial.F(flat(trial.x0)) - least):
@@ -601,6 +628,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--who", choices=("auto", "docs", "tuned"), default="auto")
     parser.add_argument("--seconds", type=float, help="the budget of a problem")
+    parser.add_argument("--timed", action="store_true", help="compare with a run of the final method alone")
     parser.add_argument("names", nargs="*", metavar="NAME", help="classes; with --summary, files")
     asked = parser.parse_args()
     if asked.summary:
@@ -613,7 +641,7 @@ def main() -> None:
         parser.error(f"unknown classes: {', '.join(unknown)}; there are {', '.join(CLASSES)}")
     lines = []
     for drawn in lines_of([Drawn(name, seed) for seed in seeds for name in names], asked.shard):
-        lines.append(outcome(drawn, asked.who, asked.seconds))
+        lines.append(outcome(drawn, asked.who, asked.seconds, asked.timed))
         if asked.all:
             print(json.dumps(lines[-1]), flush=True)
         elif lines[-1]["key"] != "right" or lines[-1]["alarmed"]:
