@@ -411,6 +411,19 @@ def boxes(rng: Rng) -> Kind:
 
 
 @kind
+def bilinear(rng: Rng) -> Kind:
+    """A payoff that is linear in x and in y, without sets."""
+    A, n = 2 * np.eye(3) + 0.3 * rng.normal(size=(4, 5, 3, 3)), 3
+    b, c = rng.normal(size=(4, 5, n)), rng.normal(size=(4, 5, n))
+    mean = A.mean((0, 1))
+    best, y_star = -np.linalg.solve(mean.T, c.mean((0, 1))), -np.linalg.solve(mean, b.mean((0, 1)))
+    problem = fs.Minimax(lambda x, y, s: x @ s["A"] @ y + s["b"] @ x + s["c"] @ y)
+    runs = {"outwards": (fs.LocalSGDA(0.05, 0.05), 300)}
+    data = fs.FederatedData.from_clients([{"A": A[i], "b": b[i], "c": c[i]} for i in range(4)])
+    return Kind(problem, data, np.ones(n), best, runs, y_star + 1, stars=[best])
+
+
+@kind
 def simplex(rng: Rng) -> Kind:
     """The worst of three groups, by weights on a simplex."""
     d, g = Samples.draw(rng, 2), rng.integers(0, 3, 54)

@@ -66,3 +66,20 @@ def test_methods_need_rounds_and_names_are_not_methods():
         fs.solve(problem, fs.FedAvg(0.1), data, np.zeros(4))
     with pytest.raises(TypeError, match="or 'auto', but is 'FedAvg'"):
         fs.solve(problem, "FedAvg", data, np.zeros(4), rounds=1)
+
+
+@pytest.mark.slow
+def test_a_game_that_is_linear_in_both_variables():
+    """(x − c)ᵀA(y − d): descent ascent turns outwards; with FESSGDA's quadratic term it turns inwards."""
+    rng = np.random.default_rng(0)
+    A, c, d = np.diag([3.0, 1.0]), np.array([1.0, -2.0]), np.array([0.5, 1.0])
+    data = fs.FederatedData.from_clients(
+        [{"e": e[None] - 0.0} for e in (rng.normal(size=2), rng.normal(size=2))]
+    )
+    mean = np.mean([data.client(i)["e"][0] for i in range(2)], axis=0)
+    problem = fs.Minimax(lambda x, y, s: (x - c) @ A @ (y - d) + (s["e"] - mean) @ x)
+    result = fs.solve(problem, "auto", data, np.zeros(2), y0=np.zeros(2), progress=False)
+    assert isinstance(result.method, fs.FESSGDA)
+    assert result.certificate.solved
+    np.testing.assert_allclose(result.x, c, rtol=1e-2)
+    np.testing.assert_allclose(result.y, d, rtol=5e-2)

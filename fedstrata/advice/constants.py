@@ -18,6 +18,7 @@ client's number, so that a federation can measure it, in `Constants.exchanges` e
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -155,7 +156,7 @@ def constants(
             case Constrained():
                 levels["constraints"] = meter.constraints(problem)
         lower = parts.get("lower")
-        coupling = None if lower is None else meter.coupling(lower)
+        least, coupling = (None, None) if lower is None else meter.coupling(lower)
         through = None
         if F is not None:
             levels["objective"], through = meter.objective(F)
@@ -163,7 +164,8 @@ def constants(
         slope_y = meter.slope_y()
     scale_y = None if y is None else _scale(y)
     calls = {ORACLES[kind]: count for kind, count in meter.calls.items()}
-    return Constants(levels, coupling, through, _scale(x), scale_y, meter.exchanges, calls, jacobian, slope_y)
+    sizes, cost = (_scale(x), scale_y), (meter.exchanges, calls)
+    return Constants(levels, coupling, through, *sizes, *cost, jacobian, slope_y, least)
 
 
 def _objective(problem: Problem, case: Case) -> Objective | None:
@@ -228,8 +230,8 @@ class _Meter:
             unsure=missed(size, common_steps),
         )
 
-    def coupling(self, part: Measurand) -> float:
-        """The largest singular value of ∇²_xy h, by Lanczos' method on its square.
+    def coupling(self, part: Measurand) -> tuple[float, float]:
+        """The least and the largest singular value of ∇²_xy h, by Lanczos' method on its square.
 
         If clients have their own y, it is the root mean square of the clients' values.
         """
@@ -239,7 +241,8 @@ class _Meter:
         alpha, beta = map(np.asarray, _coupled(part, case.weights, steps, local, x, y, case.data))
         self.book("products", 2 * used(beta))
         self.exchanges += 2 * used(beta)
-        return float(np.sqrt(max(ends(alpha, beta)[1], 0.0)))
+        low, high, _ = ends(alpha, beta)
+        return math.sqrt(max(low, 0.0)), math.sqrt(max(high, 0.0))
 
     def objective(self, objective: Objective) -> tuple[Measured, float | None]:
         """The constants of F, which is not a mean over clients; and the curvature of its part through y."""

@@ -19,7 +19,11 @@ Reveals only averages. Needs gradients.
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import NamedTuple
+
+import numpy as np
 
 from fedstrata.core import tree
 from fedstrata.core.client import Client, steps_of
@@ -28,6 +32,10 @@ from fedstrata.core.method import BatchSize, Fraction, LocalSteps, NonNegative, 
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import DescentAscent, Pair, inside, local_steps, mean_steps
 from fedstrata.problems.classes import Minimax
+from fedstrata.problems.measured import Conditions, NoRule, Practical
+
+RISES = (0.03, 0.1, 0.3, 1.0)  # steps of y that are tried, in units of 1/(its curvature once x follows)
+FLAT = 1e-3  # of the coupling: less counts as nothing
 
 
 class State(NamedTuple):
@@ -66,6 +74,12 @@ class FESSGDA(DescentAscent[State]):
     private_samples = True
     drifts = "K"
 
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """As LocalSGDA's with p = 0; if the payoff is not strongly concave, `proximal` finds p and β."""
+        free = all(project.trivial for project in at.problem.sets.values())
+        return proximal(cls, at) if free and not at["lower"].condition < math.inf else super().practical(at)
+
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)
 
@@ -80,3 +94,32 @@ class FESSGDA(DescentAscent[State]):
         x = tree.axpy(pull, tree.sub(state.x, state.z), tree.lerp(self.eta_xg, state.x, x))
         new = inside(problem, Pair(x, tree.lerp(self.eta_yg, state.y, y)))
         return State(*new, tree.lerp(self.beta, state.z, new.x))  # lines 4, 5
+
+
+def proximal(cls: type[FESSGDA], at: Conditions) -> Practical:
+    """The steps with the least spectral radius on payoffs a/2 x² + σ x y − c/2 y² of the measured curvatures.
+
+    a is μ_x or L_x, c is 0 or L_y, and σ the least or the largest singular value of the coupling, or their
+    geometric mean. If a = c = 0, descent ascent turns outwards, and the term p/2 ‖x − z‖² turns it inwards.
+    """
+    f, h, B, least = at["payoff"], at["lower"], at.constants.coupling, at.constants.least_coupling
+    if min(f.mu, h.mu) < -FLAT * (B or 0.0) or not B or not least or least < FLAT * B:
+        raise NoRule("the payoff is neither strongly concave in y, nor convex–concave with x and y coupled")
+    found: tuple[float, dict[str, float]] = (math.inf, {})
+    worst = [*itertools.product({max(f.mu, 0.0), f.L}, (least, math.sqrt(least * B), B), {0.0, h.L})]
+    for by, part, rise, slow in itertools.product((0.5, 1, 2, 4), (0.25, 0.5, 0.9), RISES, range(12)):
+        p, beta = by * B, 0.5**slow
+        eta_x = part / (f.L + p) / at.slower
+        eta_y = rise / (B**2 / p + h.L) / at.slower
+        moves = []
+        for a, sigma, c in worst:
+            x = np.array([1 - eta_x * (p + a), -eta_x * sigma, eta_x * p])
+            moves.append([x, [eta_y * sigma, 1 - eta_y * c, 0], beta * x + [0, 0, 1 - beta]])
+        radius = float(np.abs(np.linalg.eigvals(np.array(moves))).max())
+        found = min(
+            found, (radius, {"eta_xl": eta_x, "eta_yl": eta_y, "p": p, "beta": beta}), key=lambda it: it[0]
+        )
+    radius, steps = found
+    why = "p, beta and both steps: fastest on the measured curvatures and couplings"
+    doubts = ("the choice of clients is noise, which it does not reduce",) if at.partial else ()
+    return Practical(cls(**steps), 1 - radius, (why,), doubts=doubts)

@@ -100,6 +100,7 @@ class Constants:
         oracle_calls: the cost of measuring in samples, like `Ledger.oracle_calls`.
         jacobian: the Jacobian of the maps of a `MultiSequence` in (x, Z), if it is small enough.
         slope_y: ‖∇_y f‖ of the upper level at (x, y(x)); None without a y that all clients share.
+        least_coupling: the least singular value of ∇²_xy h by x; None without a lower level.
     """
 
     levels: dict[str, Measured]
@@ -111,6 +112,7 @@ class Constants:
     oracle_calls: dict[str, int] = field(default_factory=dict)
     jacobian: np.ndarray | None = None
     slope_y: float | None = None
+    least_coupling: float | None = None
 
     def __repr__(self) -> str:
         lines = [
