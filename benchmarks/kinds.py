@@ -396,8 +396,8 @@ def boxes(rng: Rng) -> Kind:
     Am, bm = np.tensordot(d.q, A, 1), d.q @ d.a
 
     def F(v: np.ndarray) -> float:
-        z = np.clip(v, 0, 1)
-        return float(bm @ z + np.abs(Am.T @ z + c).sum())
+        outside = np.abs(v - np.clip(v, 0, 1)).max() > 0.01
+        return np.inf if outside else float(bm @ v + np.abs(Am.T @ v + c).sum())
 
     above = np.block([[Am.T, -np.eye(p)], [-Am.T, -np.eye(p)]])
     bounds = [(0, 1)] * n + [(0, None)] * p
