@@ -34,6 +34,7 @@ from benchmarks.auto import CLASSES
 from benchmarks.verdicts import FAMILIES, Trial, flat
 from fedstrata.advice.recommend import ANOTHER, Advice, conditions, expected, ranked
 from fedstrata.advice.theorems import Theory, theory
+from fedstrata.testing import all_cases
 
 CLOSE = 1e-2
 LONGER = 4  # times the expected rounds
@@ -109,7 +110,7 @@ def trials(names: list[str], seeds: range) -> Iterator[tuple[str, int, Trial]]:
 def of_cases() -> Iterator[tuple[str, int, Trial]]:
     """The problems of `fedstrata.testing.cases`, each once, whose solutions are looked for."""
     seen: list[Any] = []
-    for case in fs.testing.all_cases():
+    for case in all_cases():
         if any(case.problem is other for other in seen):
             continue
         seen.append(case.problem)

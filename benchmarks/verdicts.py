@@ -448,9 +448,9 @@ def solved(trial: Trial, run: str, seed: int, times: int = 1) -> fs.Result:
     """A run, with so many times the rounds."""
     method, rounds, *more = trial.runs[run]
     options = {"eval_every": max(1, rounds * times // 200), "progress": False, "certify": False}
-    start = {"x0": trial.x0, "y0": trial.y0, "rounds": rounds * times, "seed": seed}
+    options |= {"x0": trial.x0, "y0": trial.y0, "rounds": rounds * times, "seed": seed}
     try:
-        return fs.solve(trial.problem, method, trial.data, **start, **options, **trial.options, **dict(*more))
+        return fs.solve(trial.problem, method, trial.data, **{**options, **trial.options, **dict(*more)})
     except fs.Diverged as diverged:
         return diverged.result
 
