@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import runpy
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,3 +87,31 @@ EXPERIMENT = Experiment(
     grid={"method": ["long", "short"]}, table=TableSpec((Column("loss"),)),
 )
 """
+
+
+def test_a_benchopt_folder_runs(tmp_path, monkeypatch):
+    """As benchopt calls its files; `benchopt run` itself needs the extra."""
+    pytest.importorskip("cloudpickle")
+    contest = {"mean": (PROBLEM, DATA, np.zeros(1))}
+    named = {"long": fs.FedAvg(0.5), "short": fs.FedAvg(0.1)}
+    found = fs.compare(contest, named, budget=5, seeds=1, weights="size", progress=False)
+    folder = found.to_benchopt(tmp_path / "contest")
+    bases = {f"Base{kind}": object for kind in ("Objective", "Dataset", "Solver")}
+    monkeypatch.setitem(sys.modules, "benchopt", SimpleNamespace(**bases))
+    files = [
+        runpy.run_path(folder / name) for name in ("objective.py", "datasets/cases.py", "solvers/methods.py")
+    ]
+    objective, dataset, solver = (
+        file[kind]() for file, kind in zip(files, ("Objective", "Dataset", "Solver"), strict=True)
+    )
+    assert (dataset.parameters, solver.parameters) == ({"case": ["mean"]}, {"method": ["long", "short"]})
+    dataset.case, solver.method = "mean", "short"
+    objective.set_data(**dataset.get_data())
+    solver.set_objective(**objective.get_objective())
+    values = []
+    for rounds in (0, 5):
+        solver.run(rounds)
+        values.append(objective.evaluate_result(**solver.get_result())["value"])
+    entry = found.of("short")[0]
+    least = values[0] - (values[0] - values[1]) / (1 - entry.excess[-1])
+    assert least == pytest.approx(0.34375, rel=1e-5)  # F* = ½ · the variance of 1, 2, 0, 0

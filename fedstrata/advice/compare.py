@@ -25,6 +25,7 @@ from scipy import stats
 
 from fedstrata.advice.certify import certify
 from fedstrata.advice.costs import KINDS, budget_of, round_takes
+from fedstrata.advice.export import write_benchopt
 from fedstrata.advice.plan import plan
 from fedstrata.advice.score import By, Score, score_of
 from fedstrata.advice.tune import seeds_of, tune
@@ -205,6 +206,16 @@ class Comparison:
             from fedstrata.lab.report.contest import write_contest
 
         return write_contest(self, folder, title, command)
+
+    def to_benchopt(self, folder: str | os.PathLike[str]) -> Path:
+        """Write it as a benchopt folder: ``benchopt run FOLDER`` (extra ``benchopt``); returns the path."""
+        cases: dict[str, dict[str, Any]] = {}
+        for entry in self.entries:
+            run, (x0, y0) = entry.result, entry.result.start or (None, None)
+            options = {"weights": run.weights, "participation": run.participation}
+            given = {"problem": run.problem, "data": run.data, "x0": x0, "y0": y0, "options": options}
+            cases.setdefault(entry.case, {"case": entry.case, **given})
+        return write_benchopt(cases, self.methods, folder)
 
 
 def _split(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
