@@ -79,12 +79,11 @@ class FedGDRO(Method[Minimization, State]):
         its = at["loss"]
         if its.kinked or not its.value > 0:
             raise NoRule("FedGDRO's rule assumes a smooth loss that is positive at the start")
-        if at.partial:
-            raise NoRule("FedGDRO's rule assumes that all clients take part in every round")
         lam = its.value
         step = its.within(largest(its) + its.heterogeneity**2 / lam)
+        some = ("its tracked losses of clients who do not take part are old",) if at.partial else ()
         why = "lam = the loss at the start, another is another objective; gamma = 1/(max L + zeta²/lam)"
-        return Practical(cls(step, lam), step * max(its.mu, 0.0), (why,), doubts=own_sets(at))
+        return Practical(cls(step, lam), step * max(its.mu, 0.0), (why,), doubts=own_sets(at) + some)
 
     def judged_as(self, problem: Minimization) -> RiskOfClients:
         return RiskOfClients(problem.loss, problem.project, kind=self.risk, level=self.at(0).level)
