@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def proximal(cls: type[FESSGDA], at: Conditions) -> Practical:
     f, h, B, least = at["payoff"], at["lower"], at.constants.coupling, at.constants.least_coupling
     if min(f.mu, h.mu) < -FLAT * (B or 0.0) or not B or not least or least < FLAT * B:
         raise NoRule("the payoff is neither strongly concave in y, nor convex–concave with x and y coupled")
-    found: tuple[float, dict[str, float]] = (math.inf, {})
+    found: tuple[float, dict[str, Any]] = (math.inf, {})
     worst = [*itertools.product({max(f.mu, 0.0), f.L}, (least, math.sqrt(least * B), B), {0.0, h.L})]
     for by, part, rise, slow in itertools.product((0.5, 1, 2, 4), (0.25, 0.5, 0.9), RISES, range(12)):
         p, beta = by * B, 0.5**slow
@@ -116,9 +116,8 @@ def proximal(cls: type[FESSGDA], at: Conditions) -> Practical:
             x = np.array([1 - eta_x * (p + a), -eta_x * sigma, eta_x * p])
             moves.append([x, [eta_y * sigma, 1 - eta_y * c, 0], beta * x + [0, 0, 1 - beta]])
         radius = float(np.abs(np.linalg.eigvals(np.array(moves))).max())
-        found = min(
-            found, (radius, {"eta_xl": eta_x, "eta_yl": eta_y, "p": p, "beta": beta}), key=lambda it: it[0]
-        )
+        if radius < found[0]:
+            found = radius, {"eta_xl": eta_x, "eta_yl": eta_y, "p": p, "beta": beta}
     radius, steps = found
     why = "p, beta and both steps: fastest on the measured curvatures and couplings"
     doubts = ("the choice of clients is noise, which it does not reduce",) if at.partial else ()
