@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, cast
 
@@ -103,7 +104,7 @@ def model(
         loss: a name of `LOSSES`, or a function of ``(scores, label)``.
         regularizer: a function of the parameters that is added to the loss.
     """
-    of = Loss.of(loss)
+    of, apply = Loss.of(loss), recorded(apply)
 
     def total(x: PyTree, sample: PyTree) -> Any:
         value = of(apply(x, sample["x"]), sample["y"])
@@ -134,6 +135,21 @@ def of_functions(
     return Model(start, apply, loss, decide, correct, labels, metrics, probabilities)
 
 
+SEEN: ContextVar[list[Any] | None] = ContextVar("SEEN", default=None)  # the inputs of models, while asked for
+
+
+def recorded(apply: Callable[[PyTree, Any], Any]) -> Callable[[PyTree, Any], Any]:
+    """The scores, which tell `SEEN` of which input they are: a sample's own, or one made of it."""
+
+    @functools.wraps(apply)
+    def scores(x: PyTree, u: Any) -> Any:
+        if (inputs := SEEN.get()) is not None:
+            inputs.append(u)
+        return apply(x, u)
+
+    return scores
+
+
 def constructor(function: Callable[P, Model]) -> Callable[P, Model]:
     """Return the same model for the same arguments, and let it know them.
 
@@ -144,7 +160,7 @@ def constructor(function: Callable[P, Model]) -> Callable[P, Model]:
     def made(*args: P.args, **given: P.kwargs) -> Model:
         arguments = signature.bind(*args, **given).arguments
         built = replace(function(*args, **given), recipe=(function.__name__, arguments))
-        built.loss.model = built  # type: ignore[attr-defined]
+        built.loss.model = built.apply.model = built  # type: ignore[attr-defined]
         return built
 
     return functools.wraps(function)(cast("Callable[P, Model]", functools.cache(made)))

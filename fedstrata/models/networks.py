@@ -18,6 +18,7 @@ from fedstrata.models.model import (
     he,
     model,
     of_functions,
+    recorded,
     scalar_if_one,
     squares,
     weight_decay,
@@ -106,6 +107,7 @@ def relu_network(features: int, neurons: int = 4, lam: float = 0.01, beta: float
             "w": jnp.asarray(rng.normal(size=neurons) / math.sqrt(neurons), float),
         }
 
+    @recorded
     def apply(x: PyTree, u: Any) -> Any:
         return x["w"] @ rectify(x["Z"] @ jnp.ravel(u))
 

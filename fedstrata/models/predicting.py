@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedstrata.core.problem import Problem
+from fedstrata.core.problem import Level, Problem
 from fedstrata.core.term import Term
 from fedstrata.core.types import PyTree
-from fedstrata.data.federated import DataError
+from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.data.preparation import Preparation
-from fedstrata.models.model import Model
+from fedstrata.data.samples import by_name
+from fedstrata.models.model import SEEN, Model
 from fedstrata.models.registry import MODELS
 
 PREPARED = "prepared.json"
@@ -62,15 +63,46 @@ class Predictor(NamedTuple):
             ) from error
 
 
-def find(problem: Problem | None, x: PyTree, y: PyTree, preparation: Any = None) -> Predictor | None:
-    """The model that a problem's functions use, and the variable that has its parameters: by their shapes."""
-    functions = () if problem is None else [level.function for level in problem.levels]
-    for model in dict.fromkeys(model for function in functions for model in _models(function, DEPTH)):
-        shapes = _shapes(model.init(0))
-        for place in ("x", "x.x", "y"):
-            if _shapes(parameters := _at(place, x, y)) == shapes:
-                return Predictor(model, parameters, place, preparation)
+def find(problem: Problem | None, data: Any, x: PyTree, y: PyTree) -> Predictor | None:
+    """The model that a problem's functions use, and the variable that has its parameters: by their shapes.
+
+    None where a function gives the model other inputs than the samples have, features that it changes: the
+    model alone would predict something else.
+    """
+    sample = _sample(data)
+    for level in () if problem is None or sample is None else problem.levels:
+        for model in _models(level.function, DEPTH, set()):
+            shapes = _shapes(model.init(0))
+            for place in ("x", "x.x", "y"):
+                if _shapes(parameters := _at(place, x, y)) == shapes and _as_it_is(level, x, y, sample):
+                    return Predictor(model, parameters, place, data.preparation)
     return None
+
+
+def _sample(data: Any) -> Any:
+    """A sample as losses see it; None where the samples are elsewhere, or are not ``{"x": …}``."""
+    if not isinstance(data, FederatedData) or data.source is not None or "x" not in by_name(data.train):
+        return None
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), data.client(0))
+
+
+def _as_it_is(level: Level, x: PyTree, y: PyTree, sample: PyTree) -> bool:
+    """Whether models in a level's function see the sample's own ``x``."""
+    given: list[Any] = []
+
+    def traced(args: tuple[PyTree, ...], sample: PyTree) -> Any:
+        given.append(sample["x"])
+        return level.function(*args, sample)
+
+    inputs: list[Any] = []
+    token = SEEN.set(inputs)
+    try:
+        jax.eval_shape(traced, level.args(x, y), sample)
+    except (TypeError, ValueError):  # it reads a batch, or what another level returns
+        return False
+    finally:
+        SEEN.reset(token)
+    return bool(inputs) and all(u is given[0] for u in inputs)
 
 
 def _at(place: str, x: PyTree, y: PyTree) -> PyTree:
@@ -82,15 +114,17 @@ def _shapes(tree: PyTree) -> Any:
     return jax.tree.structure(tree), [jnp.shape(leaf) for leaf in jax.tree.leaves(tree)]
 
 
-def _models(thing: Any, depth: int) -> Iterator[Model]:
+def _models(thing: Any, depth: int, seen: set[int]) -> Iterator[Model]:
     """The models in a function: its own, and those in what it closes over, calls or is a partial form of."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
     if isinstance(thing, Model):
         yield thing
     elif callable(thing) and depth:
-        if isinstance(own := getattr(thing, "model", None), Model):
-            yield own
-        for inner in _inside(thing):
-            yield from _models(inner, depth - 1)
+        for inner in [getattr(thing, "model", None), *_inside(thing)]:
+            if isinstance(inner, Model) or callable(inner):
+                yield from _models(inner, depth - 1, seen)
 
 
 def _inside(function: Any) -> list[Any]:

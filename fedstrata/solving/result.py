@@ -165,8 +165,9 @@ class Result:
         """
         if (found := self._predictor()) is None:
             raise ValueError(
-                "The result has no model that it knows: its problem's functions must use a model of "
-                "`fs.models` whose parameters are x or y. Otherwise call model.predict(result.x, inputs)."
+                "The result has no model that it knows: its problem's functions must apply a model of "
+                "`fs.models`, whose parameters are x or y, to the samples as they are. Otherwise call "
+                "model.predict(result.x, inputs)."
             )
         return found
 
@@ -175,7 +176,7 @@ class Result:
 
         if (known := vars(self).get("predictor")) is not None:
             return known
-        return predicting.find(self.problem, self.x, self.y, getattr(self.data, "preparation", None))
+        return predicting.find(self.problem, self.data, self.x, self.y)
 
     def predict(self, new: Any) -> np.ndarray:
         """Predict labels (or numbers) for new data, prepared as the training data was.
