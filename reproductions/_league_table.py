@@ -3,8 +3,8 @@
     python -m reproductions.league RUNS     writes fedstrata/advice/league.json from the runs of a folder
 
 profile (Dolan & Moré 2002): ρ_A(τ) = the share of runs in which A reaches the target at a cost of at most τ
-times the least one. Pairs are those of `fs.compare`: decades of excess at the end of equal budgets, intervals
-that hold for all pairs of a class together, Wilcoxon's test with Holm's correction.
+times the least one. Pairs are those of `fs.compare`, of log₁₀ exchanges to the target: intervals that hold
+for all pairs of a class together, Wilcoxon's test with Holm's correction.
 """
 
 from __future__ import annotations
@@ -118,17 +118,20 @@ def profiles(runs: Sequence[RunRecord]) -> Rows:
 
 
 def intervals(runs: Sequence[RunRecord]) -> Rows:
-    """Paired differences of the best methods, in decades of excess at the end of equal budgets."""
+    """Paired ratios of the best methods' exchanges to the target, of the instances that both solved."""
     best = order(runs)[:BEST]
     entries = [
-        Played(run.label, *played(run), float(run.history["excess"][-1])) for run in runs if run.label in best
+        Played(run.label, *played(run), cost(run, "exchanges"))
+        for run in runs
+        if run.label in best and math.isfinite(cost(run, "exchanges"))
     ]
-    rows: Rows = [("pair", "decades", "95 % for all pairs", "p (Holm)", "pairs of runs")]
+    rows: Rows = [("pair", "exchanges, ratio", "95 % for all pairs", "p (Holm)", "instances")]
     for pair in pairs_of(entries, best):
         low, high = pair.interval
-        between = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
+        between = "–" if math.isnan(low) else f"{10**low:.2f} to {10**high:.2f}"
         p = "–" if math.isnan(pair.p) else f"{pair.p:.2g}"
-        rows.append((f"{pair.first} − {pair.second}", f"{pair.decades:+.2f}", between, p, str(pair.runs)))
+        ratio = "–" if math.isnan(pair.decades) else f"{10**pair.decades:.2f}"
+        rows.append((f"{pair.first} / {pair.second}", ratio, between, p, str(pair.runs)))
     return rows
 
 
@@ -174,7 +177,7 @@ def findings(runs: Sequence[RunRecord]) -> str:
             f"### {group.objective}, {group.steps}",
             f"Who wins where, by the median of its costs to the target:\n\n{markdown(winners(own))}",
             f"Shares of runs (performance profiles):\n\n{markdown(profiles(own))}",
-            f"The best in pairs, log₁₀ excess at the end:\n\n{markdown(intervals(own))}",
+            f"The best in pairs, geometric means:\n\n{markdown(intervals(own))}",
         ]
     parts.append(f"### Where each fails\n\n{markdown(failures(runs))}")
     return "\n\n".join(parts)

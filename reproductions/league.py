@@ -77,6 +77,8 @@ def measured(problem: str, instance: int) -> Conditions:
 def ground(problem: str, judged: Problem, instance: int) -> Ground:
     """F of an instance; its least value is found by the certificate's search from the start."""
     _, data, x0, y0 = PROBLEMS[problem](instance)
+    if judged.has_y and y0 is None:  # a personal model, which begins at the server's
+        y0 = x0
     score = score_of(judged, data, "uniform", x0, y0)
     with double_precision():
         x, y = (jax.tree.map(lambda leaf: np.asarray(leaf, float), start) for start in (x0, y0))
