@@ -9,6 +9,7 @@ for all pairs of a class together, Wilcoxon's test with Holm's correction.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections import Counter
@@ -19,7 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedstrata.advice.compare import Played, pairs_of
+from fedstrata.core.method import METHODS
+from fedstrata.core.problem import Problem
 from fedstrata.lab.report import RunRecord
+from reproductions._league_problems import LIKE
 
 TARGET = 1e-4  # of the start's excess: what a certificate calls solved
 COSTS = {
@@ -135,6 +139,38 @@ def intervals(runs: Sequence[RunRecord]) -> Rows:
     return rows
 
 
+def cells(runs: Sequence[RunRecord]) -> Rows:
+    """Every cell: what the server sees, the settings of the first instance, and medians at the target."""
+    rows: Rows = [("problem", "method", "steps", "server sees", "settings", "reached", *COSTS.values())]
+    found: dict[tuple[str, str, str], list[RunRecord]] = {}
+    for run in runs:
+        if run.arguments:
+            found.setdefault((str(run.value("problem")), run.label, str(run.value("steps"))), []).append(run)
+    places = list(LIKE)
+    for problem, name, steps in sorted(found, key=lambda key: (places.index(key[0]), *key[1:])):
+        own = found[problem, name, steps]
+        sees = revealed(own[0], LIKE[problem])
+        given = ", ".join(f"{k}={number(v)}" for k, v in own[0].arguments.items() if v is not None)
+        reached = sum(math.isfinite(cost(run, "round")) for run in own)
+        medians = [float(np.median([cost(run, at) for run in own])) for at in COSTS]
+        shown = [f"{m:.3g}" if math.isfinite(m) else "–" for m in medians]
+        rows.append((problem, name, steps, sees, given, f"{reached} of {len(own)}", *shown))
+    return rows
+
+
+def revealed(run: RunRecord, problem: Problem) -> str:
+    """What the server saw in a run; with steps that are functions, what the class says."""
+    its: Any = METHODS[run.method]
+    with contextlib.suppress(TypeError, ValueError):
+        its = its(**run.arguments)
+    return str(its.reveals_on(problem))
+
+
+def number(value: Any) -> str:
+    """A setting, numbers to three digits."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "\\|")[:60]
+
+
 def failures(runs: Sequence[RunRecord]) -> Rows:
     """Where a method did not reach the target in every run, and what its certificate said."""
     rows: Rows = [("method", "problem", "steps", "reached", "verdicts")]
@@ -180,6 +216,7 @@ def findings(runs: Sequence[RunRecord]) -> str:
             f"The best in pairs, geometric means:\n\n{markdown(intervals(own))}",
         ]
     parts.append(f"### Where each fails\n\n{markdown(failures(runs))}")
+    parts.append(f"### Every cell\n\n{markdown(cells(runs))}")
     return "\n\n".join(parts)
 
 

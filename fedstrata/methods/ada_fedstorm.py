@@ -63,6 +63,16 @@ class AdaFedSTORM(FedSTORM):
         object.__setattr__(self, "optimiser", first_like(self.optimiser))
 
     @classmethod
+    def refuses(cls, problem: Problem) -> str | None:
+        if (reason := super().refuses(problem)) is not None:
+            return reason
+        if all(project.trivial for project in problem.sets.values()):
+            return None
+        return (
+            "AdaFedSTORM rescales its steps, and their projections end elsewhere; with a set, use FedSTORM."
+        )
+
+    @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """There is none: rescaled directions have no unit, so that constants do not determine steps."""
         raise NoRule("its optimiser rescales directions, so that constants do not determine the steps")

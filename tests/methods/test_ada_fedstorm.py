@@ -46,3 +46,10 @@ def test_amsgrad_comes_to_rest_at_the_solution():
     before = solve(fs.AdaFedSTORM(0.05, 0.1, c=0.0, I=3), 2000)
     for late, early in zip(*(jax.tree.leaves(r.state.scaling.nu_max) for r in (found, before)), strict=True):
         np.testing.assert_allclose(late, early, rtol=1e-9)
+
+
+def test_a_set_is_refused():
+    """Rescaled steps and Euclidean projections agree on boxes alone."""
+    bounded = fs.Minimax(TOY.problem.payoff, project_y=fs.sets.Ball(1.0))
+    with pytest.raises(ValueError, match="use FedSTORM"):
+        fs.solve(bounded, fs.AdaFedSTORM(0.1, 0.1), TOY.data, np.ones(2), y0=np.ones(3), rounds=1)

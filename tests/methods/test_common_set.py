@@ -53,6 +53,7 @@ SOLVERS = {
     "LocalSGDA": (minimax, fs.LocalSGDA(0.1, 0.1)),
     "FedSGDAPlus": (minimax, fs.FedSGDAPlus(0.1, 0.1)),
     "FESSGDA": (minimax, fs.FESSGDA(0.1, 0.1, p=1.0)),
+    "NormalizedSGDA": (minimax, fs.NormalizedSGDA(0.1, 0.1)),
     "FedSTORM": (minimax, fs.FedSTORM(0.1, 0.1)),
     "FedF2SA": (bilevel, fs.FedF2SA(0.01, 0.3, lam=10.0)),
     "FedNest": (minimax, fs.FedNest(0.1, 0.1)),
@@ -66,6 +67,8 @@ SOLVERS = {
 }
 ELSEWHERE = {
     *("AFL", "DRFA", "QFedAvg", "FedZO"),  # below: other objectives, and noise
+    "FedGDRO",  # another objective: tests/methods/test_fedgdro.py
+    *("FedAPD", "AdaFedSTORM", "DeComFL", "HiSo", "FedKSeed"),  # refuse sets
     *(
         "FedRZO",
         "FedRZOBilevel",

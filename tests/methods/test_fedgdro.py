@@ -61,3 +61,19 @@ def test_tracked_losses_forget_their_start():
     """β and η below 1 change how fast the weights follow, not where they lead."""
     exact, tracked = (solve(fs.FedGDRO(0.1, 0.5, eta=b, beta=b), 2000) for b in (1.0, 0.3))
     np.testing.assert_allclose(tracked.x, exact.x, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_the_kl_risk_over_a_ball():
+    """Projected by the server: the constrained minimiser, by another solver."""
+    lam, radius = 0.5, 0.3
+    inside = [{"type": "ineq", "fun": lambda x: radius**2 - x @ x}]
+    best = optimize.minimize(
+        lambda x: lam * logsumexp(losses(x) / lam), np.full(N, 0.1), constraints=inside, tol=1e-12
+    ).x
+    problem = fs.Minimization(PROBLEM.loss, project=fs.sets.Ball(radius))
+    found = fs.solve(
+        problem, fs.FedGDRO(0.1, lam), DATA, np.zeros(N), rounds=1000, progress=False, certify=False
+    )
+    np.testing.assert_allclose(np.linalg.norm(found.x), radius, rtol=1e-5)
+    np.testing.assert_allclose(found.x, best, atol=1e-3)
