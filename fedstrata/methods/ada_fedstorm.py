@@ -20,6 +20,8 @@ for bilevel problems also Hessian-vector products.
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import numpy as np
 import optax
@@ -32,7 +34,7 @@ from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.methods._shared.sequences import Point
 from fedstrata.methods.fedopt import Optimiser
 from fedstrata.methods.fedstorm import FedSTORM, State, inside
-from fedstrata.problems.measured import Conditions, NoRule, Practical
+from fedstrata.problems.measured import Conditions, Practical
 from fedstrata.support.optimisers import first_like
 
 AMSGRAD = optax.scale_by_amsgrad(b1=0.0, b2=0.99)
@@ -74,8 +76,11 @@ class AdaFedSTORM(FedSTORM):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """There is none: rescaled directions have no unit, so that constants do not determine steps."""
-        raise NoRule("its optimiser rescales directions, so that constants do not determine the steps")
+        """FedSTORM's steps without rescaling, because rescaled directions have no unit."""
+        found = super().practical(at)
+        plain = dataclasses.replace(found.method, optimiser=optax.identity())  # type: ignore[type-var]
+        why = "optimiser = identity: constants do not determine the steps of rescaled directions"
+        return found._replace(method=plain, reasons=(*found.reasons, why))
 
     def init(self, problem: Problem, x0: PyTree, y0: PyTree) -> State:
         begun = super().init(problem, x0, y0)

@@ -41,7 +41,9 @@ from fedstrata.methods._shared.scalars import (
     replayed,
     words_of,
 )
+from fedstrata.methods.decomfl import DeComFL
 from fedstrata.problems.classes import Minimization
+from fedstrata.problems.measured import Conditions, Practical
 
 
 class Copy(NamedTuple):
@@ -84,6 +86,14 @@ class HiSo(ScalarsOnly[State]):
 
     private_samples = True
     drifts = "K"
+
+    @classmethod
+    def practical(cls, at: Conditions) -> Practical:
+        """DeComFL's steps with ν = 1: constants do not say how H moves."""
+        found = DeComFL.practical(at)
+        plain: DeComFL = found.method  # type: ignore[assignment]
+        method = cls(plain.eta, plain.mu, 1.0, P=plain.P, two_sided=plain.two_sided)
+        return found._replace(method=method, reasons=(*found.reasons, "nu = 1, which is DeComFL"))
 
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         last = nothing(self.K, self.P, x0)
