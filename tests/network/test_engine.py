@@ -534,14 +534,16 @@ def test_timeouts_adapt_to_durations_seen():
     engine = Network(policy=Policy(first_timeout=500.0, timeout=2.0))
     engine._participants = 2
     assert engine._timeout(call, [0, 1]) == 500
-    engine._took = {(0, "round", 0, 2): deque([0.01]), (1, "round", 0, 2): deque([0.0])}
+    engine._took = {engine._slot(0, call): deque([0.01]), engine._slot(1, call): deque([0.0])}
     assert engine._timeout(call, [0, 1]) == 2
-    engine._took[1, "round", 0, 2] = deque([3.0] * 20 + [500.0])  # one nap
+    engine._took[engine._slot(1, call)] = deque([3.0] * 20 + [500.0])  # one nap
     assert engine._timeout(call, [0, 1]) == 30
     assert engine._timeout(call, [0]) == 2
     assert engine._timeout(call._replace(k=1), [0]) == 500
     engine._stretch = 2  # it was late
     assert engine._timeout(call, [0, 1]) == 60
+    engine._forget(1)  # it was away, or dropped
+    assert engine._timeout(call, [0, 1]) == 500
     engine._participants = 1  # one was dropped: the others compile
     assert engine._timeout(call, [0]) == 500
 

@@ -407,9 +407,8 @@ class Network(Engine):
                     self._stretch *= 2  # it may have become slower than it ever was
                 for name, failure in failed.failures.items():
                     self.failed[name] += 1
-                    if failure.kind == "away":  # a site that was restarted compiles again
-                        i = self.transport.names.index(name)
-                        self._took = {slot: took for slot, took in self._took.items() if slot.site != i}
+                    if failure.kind == "away":
+                        self._forget(self.transport.names.index(name))
                     self.note(name, f"{failure.kind}: {failure.why}")
                 self._recover(failed, errors > self.policy.retries)
 
@@ -431,6 +430,7 @@ class Network(Engine):
         gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
         for i in sorted(gone):
             self._absent.add(i)
+            self._forget(i)
             if hopeless:
                 self._out.add(i)
             self.note(self.transport.names[i], "dropped")
@@ -658,6 +658,10 @@ class Network(Engine):
     def _slot(self, i: int, call: Call) -> _Slot:
         # in a round of another number of clients, all of them compile again
         return _Slot(i, call.program, call.k, self._participants)
+
+    def _forget(self, i: int) -> None:
+        """A site that was away may have been restarted, and then compiles again."""
+        self._took = {slot: took for slot, took in self._took.items() if slot.site != i}
 
     def _time(self, call: Call, sites: Sequence[int]) -> None:
         """Keep how long each site took, and who was last."""

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,8 @@ class GrpcServer:
             self._end_thread()
             raise OSError(f"Cannot listen on {address}: is another server running there?") from error
 
-    def _soon(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _soon(self, work: Coroutine[Any, Any, None], seconds: float | None = None) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
 
     async def _start(self, address: str) -> None:
         # The kit is read at each handshake, so that a renewed certificate needs no restart.
@@ -121,7 +122,8 @@ class GrpcServer:
         with self._changed:
             self._closing = True
             self._send([(stream, None) for stream in self._streams.values()])
-        self._soon(self._server.stop(1.0))
+        with suppress(TimeoutError):  # a site's connection may hang
+            self._soon(self._server.stop(1.0), 10.0)
         self._end_thread()
 
     def _end_thread(self) -> None:

@@ -100,7 +100,12 @@ class SitePolicy(BaseModel):
 def approved(kit: Path) -> dict[str, Any]:
     """The runs that were approved at a site, by their digests."""
     file = kit / APPROVED
-    return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+    try:
+        return dict(json.loads(file.read_text("utf-8"))) if file.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{file} cannot be read: approve the runs again after removing it. {error}"
+        ) from None
 
 
 def approve(kit: Path, digests: dict[str, str]) -> None:
