@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
 from pathlib import Path
 
 import jax
@@ -37,7 +36,7 @@ from fedstrata.engines.network import (
     WireError,
 )
 from fedstrata.engines.network.engine import part
-from fedstrata.engines.remote import Call
+from fedstrata.engines.network.timing import MANY, Slot, Timing
 from fedstrata.solving import loop, progress
 from fedstrata.solving.pose import pose
 from fedstrata.testing.cases import all_cases, samples
@@ -528,24 +527,34 @@ def test_a_run_resumed_under_another_policy_says_where_it_does_not_know(first, t
     assert_same(case.run(rounds=4), dataclasses.replace(resumed, history=history), 1e-5)
 
 
-def test_timeouts_adapt_to_durations_seen():
+def test_deadlines_adapt_to_durations_seen():
     """The first exchange apart, then ten times the usual time of the slowest site."""
-    call = Call("round", 0, "local_steps", False, False, ())
-    engine = Network(policy=Policy(first_timeout=500.0, timeout=2.0))
-    engine._participants = 2
-    assert engine._timeout(call, [0, 1]) == 500
-    engine._took = {engine._slot(0, call): deque([0.01]), engine._slot(1, call): deque([0.0])}
-    assert engine._timeout(call, [0, 1]) == 2
-    engine._took[engine._slot(1, call)] = deque([3.0] * 20 + [500.0])  # one nap
-    assert engine._timeout(call, [0, 1]) == 30
-    assert engine._timeout(call, [0]) == 2
-    assert engine._timeout(call._replace(k=1), [0]) == 500
-    engine._stretch = 2  # it was late
-    assert engine._timeout(call, [0, 1]) == 60
-    engine._forget(1)  # it was away, or dropped
-    assert engine._timeout(call, [0, 1]) == 500
-    engine._participants = 1  # one was dropped: the others compile
-    assert engine._timeout(call, [0]) == 500
+    timing, two = Timing(500.0, 2.0), [Slot(0, "round", 0, 2), Slot(1, "round", 0, 2)]
+    assert timing.deadline(two) == 500
+    timing.note(two, [90.0, 90.0])  # they compile
+    timing.note(two, [0.01, 0.0])
+    assert timing.deadline(two) == 2
+    for seconds in (*[3.0] * 30, 500.0):  # one nap
+        timing.note(two, [0.01, seconds])
+    assert timing.deadline(two) == 30
+    assert timing.deadline(two[:1]) == 2
+    assert timing.deadline([two[0]._replace(k=1)]) == 500
+    assert timing.deadline([two[0]._replace(participants=1)]) == 500  # one was dropped: the others compile
+    timing.stretch = 2  # it was late
+    assert timing.deadline(two) == 60
+    timing.forget(1)  # it was away, or dropped
+    assert timing.deadline(two) == 500
+
+
+def test_a_site_that_is_nearly_always_the_last_is_named_once():
+    timing, three = Timing(500.0, 2.0), [Slot(i, "round", 0, 3) for i in range(3)]
+    told = []
+    for _ in range(2 * MANY):  # in the first they compile
+        told.append(timing.note(three, [0.01, 0.06, 0.02]))
+    assert [place for place, site in enumerate(told) if site is not None] == [MANY]
+    assert told[MANY] == 1
+    assert timing.last == {1: timing.timed}
+    assert timing.waited[1] == pytest.approx(0.04 * timing.timed)
 
 
 class Liar(Local):

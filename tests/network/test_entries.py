@@ -200,10 +200,8 @@ def test_what_is_wrong_in_a_federations_file_is_told(section, entry, words):
 
 def test_a_sites_words_are_no_markdown():
     engine = SimpleNamespace(
-        waited={},
+        timing=SimpleNamespace(waited={}, last={0: 3}, timed=4),
         failed={},
-        last={"lyon": 3},
-        timed=4,
         attempts=1,
         events=[{"round": 1, "site": "lyon", "what": "error: [a](b) **c** `d`"}],
     )

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from fedstrata.engines.network.masks import FEWEST, Fixed, met, total
 from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
+from fedstrata.engines.network.timing import Slot, Timing
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.programs import key_of
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, remote_text
@@ -42,8 +43,6 @@ from fedstrata.engines.rounds import cohort_of, in_a_loop
 from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
-MANY = 200  # exchanges after which a site that is nearly always the last is told
-RECENT = 64  # answers of a site from which its usual time is known
 LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away
 
 
@@ -99,15 +98,6 @@ class Policy:
         check_fields(self)
 
 
-class _Slot(NamedTuple):
-    """A site, an exchange of the text, and the number of clients in the round."""
-
-    site: int
-    program: str
-    k: int
-    participants: int
-
-
 @dataclass
 class Remote:
     """Sites elsewhere that have joined a run.
@@ -142,8 +132,7 @@ class Network(Engine):
 
     Attributes:
         events: what happened to the network, in order: dicts with round, site and what.
-        waited: seconds that each site was waited for when all others had answered.
-        last: how often each site was the last to answer, of ``timed`` exchanges.
+        timing: how long the sites take.
     """
 
     has_data = False
@@ -157,8 +146,7 @@ class Network(Engine):
         self.elsewhere = remote is not None
         self.policy, self.stopping = policy or Policy(), lambda: False
         self.events: list[dict[str, Any]] = []
-        self.waited: dict[str, float] = defaultdict(float)
-        self.last, self.timed = Counter[str](), 0
+        self.timing = Timing(self.policy.first_timeout, self.policy.timeout)
         self.failed: Counter[str] = Counter()
         self.attempts = 0
         # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
@@ -172,11 +160,10 @@ class Network(Engine):
         self._now: list[int] = []
         self._turn = 0  # how many exchanges there were in this round
         self._counts: Counter[str] = Counter()
-        self._finite, self._stretch = True, 1
+        self._finite = True
         self.failure: BaseException | None = None
         self._programs: dict[Any, Any] = {} if programs is None else programs
         self._handle = handle_of(self)
-        self._took: dict[_Slot, deque[float]] = {}
         self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
@@ -387,7 +374,7 @@ class Network(Engine):
 
     def _transaction(self, program: str, carry: Carry, r: int) -> Any:
         """A program of the text, tried until it is done by all of its clients."""
-        errors, self._round, self._stretch = 0, r, 1  # the time-out grows within one round only
+        errors, self._round, self.timing.stretch = 0, r, 1  # the time-out grows within one round only
         self.transport.heed(self.stopping)
         self._readmit()
         while True:
@@ -404,11 +391,11 @@ class Network(Engine):
                 self._counts = before
                 errors += any(f.kind in ("error", "wrong") for f in failed.failures.values())
                 if any(f.kind == "late" for f in failed.failures.values()):
-                    self._stretch *= 2  # it may have become slower than it ever was
+                    self.timing.stretch *= 2  # it may have become slower than it ever was
                 for name, failure in failed.failures.items():
                     self.failed[name] += 1
                     if failure.kind == "away":
-                        self._forget(self.transport.names.index(name))
+                        self.timing.forget(self.transport.names.index(name))
                     self.note(name, f"{failure.kind}: {failure.why}")
                 self._recover(failed, errors > self.policy.retries)
 
@@ -430,7 +417,7 @@ class Network(Engine):
         gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
         for i in sorted(gone):
             self._absent.add(i)
-            self._forget(i)
+            self.timing.forget(i)
             if hopeless:
                 self._out.add(i)
             self.note(self.transport.names[i], "dropped")
@@ -586,7 +573,7 @@ class Network(Engine):
             )
             for i, at in rows.items()
         }
-        replies, failures = self.transport.exchange(requests, self._timeout(call, list(rows)))
+        replies, failures = self.transport.exchange(requests, self.timing.deadline(self._slots(call, rows)))
         for i, reply in replies.items():
             if why := _wrong(_arrays_of(call, len(rows[i]), fixed), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
@@ -598,7 +585,11 @@ class Network(Engine):
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
             self._now[i] = reply.header["state"]
-        self._time(call, list(replies))
+        slow = self.timing.note(self._slots(call, replies), [self.transport.took[i] for i in replies])
+        if slow is not None:
+            last, seconds = self.timing.last[slow], self.timing.waited[slow] / self.timing.last[slow]
+            times = f"{last} of {self.timing.timed} exchanges, by {1000 * seconds:.0f} ms"
+            self.note(self.transport.names[slow], f"was the last in {times}")
         if fixed is None:
             return _together(call, rows, replies)
         vectors, counts = zip(*(reply.arrays for reply in replies.values()), strict=True)
@@ -647,37 +638,9 @@ class Network(Engine):
         kept = [self._begins[self._round], self._begins[self._first], self._saved]
         return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
 
-    def _timeout(self, call: Call, sites: Sequence[int]) -> float:
-        known = [self._took.get(self._slot(i, call)) for i in sites]
-        if any(took is None for took in known):
-            return self.policy.first_timeout
-        # A quantile, not the maximum, so that one nap of a site does not slow every later deadline.
-        usual = max(float(np.quantile(took, 0.9)) for took in known if took is not None)
-        return self._stretch * max(self.policy.timeout, 10 * usual)
-
-    def _slot(self, i: int, call: Call) -> _Slot:
+    def _slots(self, call: Call, sites: Iterable[int]) -> list[Slot]:
         # in a round of another number of clients, all of them compile again
-        return _Slot(i, call.program, call.k, self._participants)
-
-    def _forget(self, i: int) -> None:
-        """A site that was away may have been restarted, and then compiles again."""
-        self._took = {slot: took for slot, took in self._took.items() if slot.site != i}
-
-    def _time(self, call: Call, sites: Sequence[int]) -> None:
-        """Keep how long each site took, and who was last."""
-        took = {i: self.transport.took[i] for i in sites}
-        known = [self._took.setdefault(self._slot(i, call), deque(maxlen=RECENT)) for i in sites]
-        first = any(not before for before in known)  # somebody compiled, which says nothing of the next time
-        for i, before in zip(sites, known, strict=True):
-            before.append(0.0 if not before else took[i])
-        if len(sites) > 1 and not first:
-            second, last = sorted(took, key=took.__getitem__)[-2:]
-            self.timed += 1
-            self.last[self.transport.names[last]] += 1
-            self.waited[self.transport.names[last]] += took[last] - took[second]
-            if self.timed == MANY and self.last[name := self.transport.names[last]] >= 0.9 * MANY:
-                times = 1000 * self.waited[name] / self.last[name]
-                self.note(name, f"was the last in {self.last[name]} of {MANY} exchanges, by {times:.0f} ms")
+        return [Slot(i, call.program, call.k, self._participants) for i in sites]
 
     def _tick(self) -> int:
         # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.

@@ -333,7 +333,7 @@ class _Status:
                 name: {
                     "connected": transport.session(i) is not None,
                     "expires": transport.expires(i),
-                    "waited": sum(engine.waited.get(name, 0.0) for engine in engines),
+                    "waited": sum(engine.timing.waited.get(i, 0.0) for engine in engines),
                     "sent": transport.sent[i],
                     "received": transport.received[i],
                     "failures": sum(engine.failed.get(name, 0) for engine in engines),

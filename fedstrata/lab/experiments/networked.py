@@ -298,12 +298,12 @@ class Server:
             "|---|---:|---:|---:|---:|---:|",
         ]  # fmt: skip
         engines = self.engines
-        timed = max(1, sum(engine.timed for engine in engines))
+        timed = max(1, sum(engine.timing.timed for engine in engines))
         for i, name in enumerate(names):
-            waited = sum(engine.waited.get(name, 0.0) for engine in engines)
+            waited = sum(engine.timing.waited.get(i, 0.0) for engine in engines)
             failed = sum(engine.failed.get(name, 0) for engine in engines)
             sent, received = transport.sent[i], transport.received[i]
-            last = sum(engine.last[name] for engine in engines) / timed
+            last = sum(engine.timing.last[i] for engine in engines) / timed
             lines.append(f"| {name} | {sent:,} B | {received:,} B | {last:.0%} | {waited:.1f} s | {failed} |")
         attempts = sum(engine.attempts for engine in engines)
         lines += ["", f"{attempts} attempts at rounds and evaluations, in this process. Bytes with headers."]
