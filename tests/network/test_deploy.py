@@ -37,3 +37,16 @@ def test_services_use_options_that_there_are(command):
     assert all(option in help_ for option in options)
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_a_set_of_jobs_has_as_many_processes_as_it_says():
+    jobs = yaml.safe_load((DEPLOY / "kubernetes" / "simulation.yaml").read_text())
+    (one,) = jobs["spec"]["replicatedJobs"]
+    job = one["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    told = {entry["name"]: entry["value"] for entry in container["env"]}
+    assert int(told["PROCESSES"]) == job["completions"] == job["parallelism"]
+    first = f"{jobs['metadata']['name']}-{one['name']}-0-0.{jobs['spec']['network']['subdomain']}"
+    assert told["ADDRESS"].startswith(f"{first}:")
+    assert job["backoffLimit"] == 0  # the set starts again as a whole
+    assert job["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
