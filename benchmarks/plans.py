@@ -67,8 +67,8 @@ class Ran:
 
 def distance(trial: Trial) -> Any:
     """A metric: how far x is from the solution, relative to that."""
-    best = jnp.asarray(flat(trial.x_star))
-    length = float(np.linalg.norm(flat(trial.x_star)))
+    solution = flat(getattr(trial.x_star, "x", trial.x_star))
+    best, length = jnp.asarray(solution), float(np.linalg.norm(solution))
 
     def away(x: Any, y: Any) -> Any:
         at = jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(getattr(x, "x", x))])

@@ -56,6 +56,8 @@ CUT = 64  # intervals of a line
 DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps tried along −∇f, in units of a first guess
 MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence`, up to which its Jacobian is computed
 FEW = 8  # Lanczos steps for the clients' deviations from the mean
+SMALL = 1e-3
+ROUNDED = 1e-14  # of a value: a smaller decrease is rounding
 FEWER = 4  # every so many of `DOWN`, for slow functions
 
 
@@ -207,7 +209,7 @@ class _Meter:
         low, high = (np.array([pair[k] for pair in spectra]) for k in (0, 1))
         common = ends(*found.mean)[:2] if not part.personal else (low.min(), high.max())
         unlike = max((max(map(abs, ends(a, b)[:2])) for a, b in zip(*found.apart, strict=True)), default=0.0)
-        share = np.asarray(data.shares(case.weights))
+        share, length = np.asarray(data.shares(case.weights)), float(tree.norm(moving))
         slope, value = share @ found.slopes, float(share @ found.values)
         common_steps, few = used(found.mean[1]), min(steps, FEW)
         self.book("products", max(map(used, found.each[1])) + common_steps + few, part.samples)
@@ -226,7 +228,7 @@ class _Meter:
             kink=_kink(found.lines),
             value=value,
             rounding=self.epsilon * abs(value),
-            reach=_least(found.down, float(found.unit)),
+            reach=_least(value, found.down, float(found.unit), length),
             unsure=missed(size, common_steps),
         )
 
@@ -276,7 +278,7 @@ class _Meter:
         self.book("gradients", 2 * steps + 1)
         self.exchanges += 2 * steps + 1
         none, rounding = np.zeros(0), self.epsilon * abs(value)
-        reach = _least(values, unit, DOWN[::FEWER])
+        reach = _least(value, values, unit, float(np.linalg.norm(flat)), DOWN[::FEWER])
         unsure = missed(flat.size, steps)
         found = Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach, unsure)
         return found, through
@@ -550,9 +552,11 @@ def _unit(slope: Any, bend: Any, size: Any) -> Any:
     return jnp.where(curved, slope / jnp.where(curved, bend, 1), jnp.where(size > 0, size, 1.0))
 
 
-def _least(values: np.ndarray, unit: float, steps: np.ndarray = DOWN) -> float:
-    """The step with the least value."""
+def _least(now: float, values: np.ndarray, unit: float, size: float, steps: np.ndarray = DOWN) -> float:
+    """The step with the least value; at a solution, where none is lower, a small part of ‖x‖."""
     finite = np.where(np.isfinite(values), values, np.inf)
+    if not now - finite.min() > ROUNDED * abs(now):
+        return SMALL * (size or 1.0)
     return float(unit * steps[int(np.argmin(finite))])
 
 
