@@ -22,20 +22,18 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
-from fedstrata.advice.lower import NotCertifiable, kept, newton_zero
+from fedstrata.advice.lower import NotCertifiable, newton_zero
 from fedstrata.advice.objectives import (
     Case,
     Maps,
     Objective,
     OutOfTime,
+    equations_of,
     objective_of,
-    sequences_of,
-    strongly_concave,
 )
 from fedstrata.advice.precision import double, double_precision
 from fedstrata.advice.search import Found, minimise
@@ -44,8 +42,7 @@ from fedstrata.advice.verdicts import BEHIND, why_unsolved
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
-from fedstrata.data.storage import Placed
-from fedstrata.problems.classes import Minimax, MultiSequence, Selection
+from fedstrata.problems.classes import Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
@@ -222,38 +219,9 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
 
 @singledispatch
 def judge(problem: Problem, case: Case) -> Judgement:
-    """Measure a point, by the problem's class: by default by a search over its F."""
-    objective = objective_of(problem, case)
-    return search(objective, case)
-
-
-@judge.register
-def _(problem: MultiSequence, case: Case) -> Judgement:
-    """The zero of all maps, by Newton's method from (x, Z)."""
-    return equations(sequences_of(problem, case.weights), case)
-
-
-@judge.register
-def _(problem: Minimax, case: Case) -> Judgement:
-    """By its envelope; if the payoff is linear in y and y has no set, by its two gradients."""
-    if case.y is None:
-        raise NotCertifiable("there is no y to start the inner maximisation from: give y")
-    if not problem.project_y.trivial or strongly_concave(problem, case):
-        return search(objective_of(problem, case), case)
-    if not problem.set_of_x.trivial:
-        raise NotCertifiable("the payoff is not strongly concave in y, and y has no set, but x has one")
-    return equations(_slopes(problem, case.weights), case)
-
-
-@kept
-def _slopes(problem: Minimax, weights: Weights) -> Maps:
-    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
-        x, y = point
-        slope = jax.grad(lambda x, y: Case(problem, data, weights, x).mean(problem.payoff, x, y), (0, 1))
-        by_x, by_y = slope(x, y)
-        return by_x, jax.tree.map(jnp.negative, by_y)
-
-    return maps
+    """Measure a point, by the problem's class: by a search over F, or by equations if it has no F."""
+    maps = equations_of(problem, case)
+    return search(objective_of(problem, case), case) if maps is None else equations(maps, case)
 
 
 @judge.register

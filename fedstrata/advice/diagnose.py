@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any, TypeAlias
 
 import jax
@@ -26,7 +26,7 @@ import optax
 from fedstrata.advice.certify import case_of, certify
 from fedstrata.advice.feasible import outside, projection
 from fedstrata.advice.lower import NotCertifiable, natural_residual
-from fedstrata.advice.objectives import Case, level_of, mean_over, objective_of, started
+from fedstrata.advice.objectives import Case, level_of, mean_over, objective_of, sequences_of, started
 from fedstrata.advice.precision import double_precision
 from fedstrata.advice.selection import judge_selection
 from fedstrata.core import tree
@@ -258,15 +258,7 @@ def _(problem: Selection, case: Case) -> Numbers:
 @measured.register
 def _(problem: MultiSequence, case: Case) -> Numbers:
     """The maps' means at x and Z themselves."""
-
-    @jit
-    def maps(x: PyTree, Z: PyTree, data: Placed) -> tuple[PyTree, list[PyTree]]:
-        mean = partial(mean_over, data, case.weights)
-        return mean(problem.P, x, Z), [
-            mean(s, *at) for s, *at in zip(problem.S, (x, *Z[:-1]), Z, strict=True)
-        ]
-
-    P, S = maps(case.x, case.y, case.data)
+    P, S = jit(sequences_of(problem, case.weights))((case.x, case.y), case.data)
     norm = float(tree.norm(P))
     return {
         "hypergradient": P,

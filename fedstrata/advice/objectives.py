@@ -536,12 +536,6 @@ def _envelope(problem: Problem, case: Case) -> Objective:
     return objective
 
 
-def strongly_concave(problem: Minimax, case: Case) -> bool:
-    """Whether the payoff has curvature of one sign in all directions of y."""
-    low, high, _ = spectrum(level_of(problem, case.weights), case.data, case.x, case.y)
-    return abs(low) > FLAT * abs(high)
-
-
 def _starts(project: Projection, case: Case) -> PyTree:
     """The point, and projections of far points onto the set, such as corners; the first two are opposite."""
     flat, unravel = ravel_pytree(case.y)
@@ -590,5 +584,41 @@ def sequences_of(problem: MultiSequence, weights: Weights) -> Maps:
         mean = Case(problem, data, weights, x).mean
         S = tuple(mean(s, *pair) for s, *pair in zip(problem.S, (x, *Z[:-1]), Z, strict=True))
         return mean(problem.P, x, Z), S
+
+    return maps
+
+
+@singledispatch
+def equations_of(problem: Problem, case: Case) -> Maps | None:
+    """The equations that a problem without an F solves; None if it has one."""
+    return None
+
+
+@equations_of.register
+def _(problem: MultiSequence, case: Case) -> Maps:
+    return sequences_of(problem, case.weights)
+
+
+@equations_of.register
+def _(problem: Minimax, case: Case) -> Maps | None:
+    """Both gradients, if the payoff has no curvature in some direction of y, and y no set."""
+    if case.y is None:
+        raise NotCertifiable("there is no y to start the inner maximisation from: give y")
+    if not problem.project_y.trivial:
+        return None
+    low, high, _ = spectrum(level_of(problem, case.weights), case.data, case.x, case.y)
+    if abs(low) > FLAT * abs(high):
+        return None
+    if not problem.set_of_x.trivial:
+        raise NotCertifiable("the payoff is not strongly concave in y, and y has no set, but x has one")
+    return _slopes_of(problem, case.weights)
+
+
+@kept
+def _slopes_of(problem: Minimax, weights: Weights) -> Maps:
+    def maps(point: tuple[PyTree, PyTree], data: Placed) -> tuple[PyTree, PyTree]:
+        mean = Case(problem, data, weights, point[0]).mean
+        by_x, by_y = jax.grad(lambda x, y: mean(problem.payoff, x, y), (0, 1))(*point)
+        return by_x, jax.tree.map(jnp.negative, by_y)
 
     return maps

@@ -9,12 +9,12 @@ import numpy as np
 
 from fedstrata.advice.certify import judge
 from fedstrata.advice.lower import NotCertifiable
-from fedstrata.advice.objectives import Case, objective_of, strongly_concave
+from fedstrata.advice.objectives import Case, equations_of, objective_of
 from fedstrata.advice.precision import double, double_precision
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
-from fedstrata.problems.classes import Minimax, Minimization, MultiSequence, Selection
+from fedstrata.problems.classes import Minimization, Selection
 from fedstrata.support.frozen import jit
 
 Score: TypeAlias = Callable[[PyTree, PyTree], float]
@@ -57,7 +57,8 @@ def _certified(problem: Problem, data: FederatedData, weights: Weights, x0: PyTr
     try:
         with double_precision():
             begun = case(x0, y0)
-            objective = None if _by_distance(problem, begun) else objective_of(problem, begun)
+            by_distance = isinstance(problem, Selection) or equations_of(problem, begun) is not None
+            objective = None if by_distance else objective_of(problem, begun)
     except NotCertifiable as reason:
         raise ValueError(
             f"Points of this problem cannot be judged: {reason}. Give by=a function."
@@ -76,12 +77,6 @@ def _certified(problem: Problem, data: FederatedData, weights: Weights, x0: PyTr
             return _finite(objective.evaluate(inside)[0])
 
     return score
-
-
-def _by_distance(problem: Problem, case: Case) -> bool:
-    if isinstance(problem, Minimax) and problem.project_y.trivial:
-        return not strongly_concave(problem, case)
-    return isinstance(problem, Selection | MultiSequence)
 
 
 def _finite(value: Any) -> float:
