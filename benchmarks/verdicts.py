@@ -49,7 +49,7 @@ class Trial:
 
     def truth(self, x: Any) -> str:
         """Whether an answer is right, wrong, or between."""
-        at, best, start = (flat(each) for each in (getattr(x, "x", x), self.x_star, self.x0))
+        at, best, start = (flat(getattr(each, "x", each)) for each in (x, self.x_star, self.x0))
         error, excess = float(np.linalg.norm(at - best) / np.linalg.norm(best)), np.inf
         if self.F is not None:
             least = self.F(best)

@@ -5,7 +5,7 @@
     coupling        ‖∇²_xy h‖, the largest singular value
     objective       L and μ of F(x) = f(x, y(x)), at the solved y, by differences of ∇F; the same for other
                     functions F of x alone (`fedstrata.advice.objectives`); and ‖∇²F − ∇²_xx f‖
-    reach           the distance along −∇f to the least value of f
+    reach           the distance along −∇f to the least value of f; if there is none, to the end of its set
     heterogeneity   √(1/m Σ ‖∇f_i − ∇f‖²),  and of curvature  max_i ‖∇²f_i − ∇²f‖
     noise           √(1/m Σ_i mean_ξ ‖∇f(x, ξ) − ∇f_i‖²), the error of a gradient from one sample
     kink            the part of the change of slope along a short line that happens in one step: 0 if smooth
@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedstrata.advice.feasible import projection
 from fedstrata.advice.lower import NotCertifiable, kept
 from fedstrata.advice.objectives import Case, Objective, level_of, mean_over, objective_of, sequences_of
 from fedstrata.advice.precision import double, double_precision
@@ -216,6 +217,9 @@ class _Meter:
         self.book("gradients", 2, part.samples)
         self.book("values", 1 + LINES * (CUT + 1) + found.down.size, part.samples)
         self.exchanges += common_steps + few + 3 + LINES
+        reach = _least(value, found.down, float(found.unit), length)
+        if reach >= float(found.unit) * DOWN[-1] and not part.variable:
+            reach = self.confined(reach, case.x, slope)
         return Measured(
             L=float(common[1]),
             mu=float(common[0]),
@@ -228,9 +232,18 @@ class _Meter:
             kink=_kink(found.lines),
             value=value,
             rounding=self.epsilon * abs(value),
-            reach=_least(value, found.down, float(found.unit), length),
+            reach=reach,
             unsure=missed(size, common_steps),
         )
+
+    def confined(self, reach: float, x: PyTree, slope: np.ndarray) -> float:
+        """The distance to the end of the set, for a function that decreases without end along −∇f."""
+        size = float(np.linalg.norm(slope))
+        if self.case.problem.set_of_x.trivial or not size > 0:
+            return reach
+        flat, unravel = ravel_pytree(x)
+        moved = projection(self.case.problem, self.case.data)(unravel(flat - reach / size * slope))
+        return reach if moved is None else min(reach, float(tree.norm(tree.sub(moved, x)))) or reach
 
     def coupling(self, part: Measurand) -> tuple[float, float]:
         """The least and the largest singular value of ∇²_xy h, by Lanczos' method on its square.
@@ -279,6 +292,8 @@ class _Meter:
         self.exchanges += 2 * steps + 1
         none, rounding = np.zeros(0), self.epsilon * abs(value)
         reach = _least(value, values, unit, float(np.linalg.norm(flat)), DOWN[::FEWER])
+        if reach >= unit * DOWN[-1]:
+            reach = self.confined(reach, objective.x, slope)
         unsure = missed(flat.size, steps)
         found = Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach, unsure)
         return found, through
