@@ -1,6 +1,6 @@
 """What the league found: who wins where, profiles, paired intervals, failures; the file that advice reads.
 
-    python -m reproductions.league RUNS     writes fedstrata/advice/league.json from the runs of a folder
+    python -m reproductions.league RUNS COMMAND …     writes advice/league.json and the tables of league.md
 
 profile (Dolan & Moré 2002): ρ_A(τ) = the share of runs in which A reaches the target at a cost of at most τ
 times the least one. Pairs are those of `fs.compare`, of log₁₀ exchanges to the target: intervals that hold
@@ -36,6 +36,8 @@ COSTS = {
 TAUS = (1.0, 1.5, 2.0, 5.0)
 BEST = 4  # methods of a class whose pairs are shown
 FILE = Path(__file__).parents[1] / "fedstrata" / "advice" / "league.json"
+PAGE = Path(__file__).with_name("league.md")
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 Rows = list[tuple[str, ...]]
 
@@ -241,7 +243,11 @@ def evidence(runs: Sequence[RunRecord], command: str) -> dict[str, Any]:
     return found
 
 
-def write(runs: Sequence[RunRecord], command: str) -> Path:
-    """Write the file that advice reads."""
-    FILE.write_text(json.dumps(evidence(runs, command), indent=1, ensure_ascii=False) + "\n")
-    return FILE
+def write(runs: Sequence[RunRecord], command: str) -> list[Path]:
+    """Write the file that advice reads, and the results on the league's page."""
+    FILE.write_text(json.dumps(evidence(runs, command), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    text = f"```bash\n{command}\n```\n\n{findings(runs)}"
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", "utf-8")
+    return [FILE, PAGE]

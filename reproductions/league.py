@@ -264,6 +264,5 @@ EXPERIMENT = Experiment(
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    stored = [(folder / name).read_text() for name in ("runs.csv", "history.csv")]
-    command = " ".join(["fedstrata run league", *sys.argv[2:]])
-    print(write(read_runs(stored[0], stored[1]), command))
+    stored = [(folder / name).read_text("utf-8") for name in ("runs.csv", "history.csv")]
+    print(*write(read_runs(stored[0], stored[1]), " ".join(sys.argv[2:])), sep="\n")
