@@ -303,7 +303,7 @@ def _personal(seed: int) -> Case:
     return Case(PERSONAL, data, np.ones(FEATURES), START)
 
 
-_game = fs.cournot_game(followers=5, clients=5, samples=20).problem
+_game = fs.cournot_game(followers=6, clients=5, samples=20).problem
 GAME = fs.MPEC(_game.leader, _game.follower, _game.project_x, _game.project_y)  # without its known solution
 
 
@@ -311,4 +311,4 @@ GAME = fs.MPEC(_game.leader, _game.follower, _game.project_x, _game.project_y)  
 def _cournot(seed: int) -> Case:
     rng = np.random.default_rng(seed)  # draws the demand; costs and capacities are the problem's
     data = fs.FederatedData.from_clients([{"a": rng.uniform(7.5, 12.5, 20)} for _ in range(5)])
-    return Case(GAME, data, np.zeros(()), np.zeros(5))
+    return Case(GAME, data, np.zeros(()), np.zeros(6))

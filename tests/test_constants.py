@@ -46,8 +46,9 @@ def test_a_quadratic_bilevel_problem():
     assert found.oracle_calls["hessian_products"] > 0
 
 
-def test_the_followers_of_a_cournot_game():
-    game = fs.cournot_game()
+@pytest.mark.parametrize("clients", [5, 10])  # ten is the number of followers, too
+def test_the_followers_of_a_cournot_game(clients):
+    game = fs.cournot_game(clients=clients)
     y = np.ones(len(game.c))
     found = fs.constants(game.problem, game.data, np.array(1.0), y, objective=False)
     follower = found.levels["follower"]

@@ -357,7 +357,7 @@ class _Meter:
     def follower(self, problem: MPEC) -> Measured:
         """‖∇_y G‖ of the followers' map, and the least eigenvalue of its symmetric part, over all samples."""
         case, data = self.case, self.case.data
-        y = _one(case.y) if _has_axis(case.y, data.clients) else case.y
+        y = case.y if _taken(problem, case) else _one(case.y)
         flat, unravel = ravel_pytree(y)
         steps = min(self.steps, flat.size)
 
@@ -405,6 +405,16 @@ def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
 
 def _has_axis(y: PyTree, clients: int) -> bool:
     return all(np.ndim(leaf) > 0 and np.shape(leaf)[0] == clients for leaf in jax.tree.leaves(y))
+
+
+def _taken(problem: MPEC, case: Case) -> bool:
+    """Whether the followers' map takes y as it is; that of a run has the clients' axis in front."""
+    sample = _one(case.data.train)
+    try:
+        found = jax.eval_shape(problem.follower, case.x, case.y, sample)
+    except (TypeError, ValueError):
+        return False
+    return [leaf.shape for leaf in jax.tree.leaves(found)] == [np.shape(y) for y in jax.tree.leaves(case.y)]
 
 
 def _one(y: PyTree) -> PyTree:
