@@ -54,10 +54,10 @@ problem = fs.MultiSequence(
 )
 
 # %% [markdown]
-# ## Plan, solve, certify, and the known answer
+# ## Solve it, and the known answer
 #
-# scikit-learn does the same on the pooled table, in two steps. `fs.plan` chooses the step sizes by the
-# eigenvalues of the maps' Jacobian.
+# scikit-learn does the same on the pooled table, in two steps. (The steps below were found by hand: the rule of
+# `fs.plan` for this class is careful, and asks for far more rounds.)
 
 # %%
 x0 = {"w": jnp.zeros(10), "b": jnp.array(0.0)}
@@ -85,22 +85,22 @@ def error_of_deviations(x, Z):
 
 
 metrics = {"weights": error, "means": error_of_means, "variances": error_of_deviations}
-plan = fs.plan(problem, data, x0, start, method="FedMSA", weights="size")
+method = fs.FedMSA(alpha=0.1, beta=0.3, K=5, clients=6)
 result = fs.solve(
     problem,
-    plan.method,
+    method,
     data,
     x0,
     y0=start,
-    rounds=plan.rounds,
+    rounds=150,
     weights="size",
     metrics=metrics,
     seed=0,
 )
 for name in metrics:
     print(f"{name:10} relative error {result.history[name][-1]:.1e}")
-print(f"{plan.method}, {plan.rounds} rounds: {result.certificate.verdict}")
 print(f"{result.ledger.exchanges} exchanges")
+print(f"certificate: {result.certificate.verdict}")
 assert all(result.history[name][-1] < 1e-3 for name in metrics)
 
 # %%
