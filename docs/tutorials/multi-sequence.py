@@ -56,8 +56,8 @@ problem = fs.MultiSequence(
 # %% [markdown]
 # ## Solve it, and the known answer
 #
-# scikit-learn does the same on the pooled table, in two steps. (The steps below were found by hand: the rule of
-# `fs.plan` for this class is careful, and asks for far more rounds.)
+# scikit-learn does the same on the pooled table, in two steps. (The step sizes below were found by hand: the
+# rule of `fs.plan` for this class is careful, and asks for far more rounds.)
 
 # %%
 x0 = {"w": jnp.zeros(10), "b": jnp.array(0.0)}
