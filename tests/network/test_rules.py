@@ -2,12 +2,14 @@
 
 import datetime
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedstrata.engines.network import Network, RoundFailed, SiteRefused, kits
+from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.audit import Audit
 from fedstrata.engines.network.federation import Federation, made_up
 from fedstrata.engines.network.rules import Asks, Rules
@@ -143,3 +145,16 @@ def test_a_draft_for_an_ethics_board_has_what_the_text_asks(kit):
     ):
         assert found in text
     assert not (kit / "approved.json").exists()
+
+
+def test_every_changed_bit_of_a_spent_budget_is_found(tmp_path):
+    file = tmp_path / "privacy.json"
+    spent = {"train": Counter({(0.5, 0.25): 100})}
+    Allowance(file, 1e9, 1e-5).spend(spent)
+    assert Allowance(file, 1e9, 1e-5).spent == spent
+    whole = file.read_bytes()
+    for place in range(8 * len(whole)):
+        changed = bytes([whole[place // 8] ^ 1 << place % 8])
+        file.write_bytes(whole[: place // 8] + changed + whole[place // 8 + 1 :])
+        with pytest.raises(ValueError, match="is damaged"):
+            Allowance(file, 1e9, 1e-5)

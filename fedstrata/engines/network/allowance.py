@@ -20,6 +20,7 @@ from fedstrata.channels.examples import Release
 from fedstrata.channels.privacy import inverse
 from fedstrata.channels.privacy_of_samples import composed
 from fedstrata.engines.network.states import SiteRefused
+from fedstrata.support.sealed import UNSEALED, is_whole, sealed
 from fedstrata.support.writing import write_atomically
 
 WHOLE = "clients"  # the part under which noise for whole clients is booked
@@ -40,11 +41,10 @@ class Allowance:
         self.file, self.most, self.delta = file, epsilon, delta
         self.spent: dict[str, Counter[tuple[float, float]]] = {}
         if file.exists():
-            try:
-                for part, draws in json.loads(file.read_text("utf-8")).items():
-                    self.spent[part] = Counter({(float(q), float(mu2)): int(n) for q, mu2, n in draws})
-            except (ValueError, AttributeError) as error:
-                raise ValueError(f"{file} cannot be read: it says what was spent of a budget.") from error
+            if not is_whole(content := file.read_bytes()):
+                raise ValueError(f"{file} is damaged: it says what was spent of a budget. Bring it back.")
+            for part, draws in json.loads(content)["spent"].items():
+                self.spent[part] = Counter({(q, mu2): n for q, mu2, n in draws})
 
     def spend(self, costs: Costs) -> None:
         """Book an answer.
@@ -61,7 +61,7 @@ class Allowance:
                 f"({self.epsilon():.3g} are spent)."
             )
         plain = {part: [[q, mu2, n] for (q, mu2), n in draws.items()] for part, draws in after.items()}
-        write_atomically(self.file, json.dumps(plain).encode())
+        write_atomically(self.file, sealed(json.dumps({"spent": plain, "sha256": UNSEALED}).encode()))
         self.spent = after
 
     def epsilon(self) -> float:
