@@ -123,7 +123,7 @@ def solve(
         precision: of products in the problem's functions: ``"float32"``, as the device does them (GPUs round
             their arguments to TF32); ``"highest"``, exact ones, slower on a GPU; ``"bfloat16"``, of arguments
             that are rounded to 8 bits, quicker on a GPU, in steps alone: parameters, averages, losses'
-            logarithms and metrics stay in float32. Methods that take differences of values refuse it.
+            logarithms and metrics stay in float32. Methods of which only rounding would remain refuse it.
 
     Returns:
         A `Result`; the result so far, if a callback stopped the run.
