@@ -297,6 +297,7 @@ class _Flat:
         return minimise(self, x, onto=onto, most=most, **options)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # if F is not bounded below
 def search(objective: Objective, case: Case) -> Judgement:
     """F at x, at x0, and at the best point beside x."""
     f, flat = _Flat(objective, case.until), np.asarray(ravel_pytree(objective.x)[0])
