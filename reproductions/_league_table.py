@@ -35,6 +35,7 @@ COSTS = {
 }
 TAUS = (1.0, 1.5, 2.0, 5.0)
 BEST = 4  # methods of a class whose pairs are shown
+FEWEST = 3  # instances of an interval
 FILE = Path(__file__).parents[1] / "fedstrata" / "advice" / "league.json"
 PAGE = Path(__file__).with_name("league.md")
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
@@ -134,7 +135,7 @@ def intervals(runs: Sequence[RunRecord]) -> Rows:
     rows: Rows = [("pair", "exchanges, ratio", "95 % for all pairs", "p (Holm)", "instances")]
     for pair in pairs_of(entries, best):
         low, high = pair.interval
-        between = "–" if math.isnan(low) else f"{10**low:.2f} to {10**high:.2f}"
+        between = "–" if pair.runs < FEWEST else f"{10**low:.2f} to {10**high:.2f}"
         p = "–" if math.isnan(pair.p) else f"{pair.p:.2g}"
         ratio = "–" if math.isnan(pair.decades) else f"{10**pair.decades:.2f}"
         rows.append((f"{pair.first} / {pair.second}", ratio, between, p, str(pair.runs)))
