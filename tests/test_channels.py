@@ -155,6 +155,16 @@ def test_noise_from_the_system_is_not_that_of_the_seed(where):
     assert np.std(one) == pytest.approx(np.std(seeded), rel=0.1)
 
 
+def test_the_server_of_sites_elsewhere_draws_noise_that_they_do_not_know():
+    problem, data = linear(SLOPES)
+    channel = fs.Channel(clip=1.0, noise=1.0)
+    posed = pose(problem, fs.FedAvg(gamma=1.0), data, np.zeros(5), rounds=1, channel=channel)
+    there, here = Network(remote=object()), Network()
+    one, other = (there.carried(posed.method, posed.carry).state.secret for _ in range(2))
+    assert (one != other).any()
+    assert here.carried(posed.method, posed.carry).state.secret is None
+
+
 def test_what_is_not_finite_counts_for_nothing_under_noise():
     """Else its NaN would show that a client takes part."""
     method, channel = fs.FedAvg(gamma=10.0), fs.Channel(clip=2.0, noise=0.0)
@@ -251,11 +261,27 @@ def test_unbiased_compressors_are_unbiased(compressor):
     omega = 3.0
     if isinstance(compressor, fs.QSGD):
         s = compressor.levels
-        omega = min(512 / s**2, 512**0.5 / s)
+        omega = min(512 / (4 * s**2), 512**0.5 / s)
     variance = ((found - V[:600]) ** 2).sum(1).mean() / np.sum(V[:600] ** 2)
     assert variance <= 1.1 * omega
     error = np.linalg.norm(found.mean(0) - V[:600]) / np.linalg.norm(V[:600])
     assert error < 1.5 * np.sqrt(variance / number)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_scaled_levels_are_a_contraction(bits, seed):
+    """Unbiased ones of two bits err by more than v."""
+    v = np.random.default_rng(seed).normal(size=512).astype(np.float32)
+    errors = [np.sum((made_of(fs.QSGD(bits, one), v, seed) - v) ** 2) / np.sum(v**2) for one in (True, False)]
+    assert errors[1] < min(1, errors[0])
+    assert bits == 4 or errors[0] > 1
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-44, 1e-35, 1e35])
+def test_levels_of_tiny_and_huge_numbers(size):
+    v = np.array([size, 0, -size, size / 2], np.float32)
+    np.testing.assert_allclose(made_of(fs.QSGD(8), v), v, atol=max(size / 127, 2e-44))
 
 
 @pytest.mark.slow
@@ -678,6 +704,9 @@ def test_the_noise_for_a_budget():
 REFUSED = {
     "noise needs clip": lambda: fs.Channel(noise=1.0),
     "feedback": lambda: fs.Channel(clip=1.0, noise=1.0, compress=fs.TopK(0.1), feedback="ef"),
+    "the parts of the noise add up": lambda: fs.Channel(
+        clip=1.0, noise=1.0, noise_at="clients", compress=fs.Sign(), feedback=None
+    ),
     "robust mean depends on single uploads": lambda: fs.Channel(clip=1.0, noise=1.0, mean=fs.Median()),
     "this count needs noise too": lambda: fs.Channel(clip=fs.Adaptive(), noise=1.0),
     "is a privacy parameter": lambda: fs.Channel(epsilon=1.0),

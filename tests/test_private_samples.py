@@ -350,27 +350,36 @@ def test_a_number_of_steps_that_is_known_later_has_no_epsilon():
         costs(fs.FedAvg(gamma=0.1, H=np.array([1, 2])), data, problem, channel=replace(PRIVATE, epsilon=1.0))
 
 
+def world(hidden, there, delta):
+    """One canary, be it a sample or a client, whose gradient alone is not zero; or it is zero too."""
+    a = np.zeros((8, 2))
+    a[3, 0] = there
+    if hidden in ("samples", "minibatches"):
+        data = fs.FederatedData.from_clients([{"a": a}, {"a": np.zeros((8, 2))}])
+        noise, batch_size = (4.0, None) if hidden == "samples" else (1.0, 2)
+        method = fs.FedAvg(gamma=1.0, H=4, batch_size=batch_size)
+        return method, data, fs.Channel(examples=fs.Examples(clip=1.0, noise=noise), delta=delta), 1.0
+    data = fs.FederatedData.from_clients([{"a": row[None]} for row in a])
+    noise, drawn = (2.0, 1.0) if hidden == "clients" else (1.0, fs.Poisson(0.3))
+    return fs.FedAvg(gamma=1.0), data, fs.Channel(clip=1.0, noise=noise, delta=delta), drawn
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_canary_stays_below_what_epsilon_allows(batch_size):
+@pytest.mark.parametrize("hidden", ["samples", "minibatches", "clients", "drawn clients"])
+def test_a_canary_stays_below_what_epsilon_allows(hidden):
     """The best attack on 8,000 models, half of which saw it: true positives ≤ e^ε · false ones + δ.
 
-    The canary is the one sample whose gradient is not zero, and the attack, which knows all else, looks along
-    it. Of full batches that is the whole Gaussian's, so that it must find much of ε as well.
+    The attack, which knows all else, looks along the canary's gradient. Where nothing is drawn that is the
+    whole Gaussian's, so that it must find much of ε as well.
     """
     pytest.importorskip("dp_accounting")
     from scipy.stats import beta
 
     delta, runs, rounds = 1e-2, 4000, 4
-    noise = 4.0 if batch_size is None else 1.0
-    channel = fs.Channel(examples=fs.Examples(clip=1.0, noise=noise), delta=delta)
-    method = fs.FedAvg(gamma=1.0, H=4, batch_size=batch_size)
     problem, seen, eps = fs.Minimization(lambda x, s: x @ s["a"]), [], 0.0
     for there in (0, 1):
-        a = np.zeros((8, 2))
-        a[3, 0] = there
-        data = fs.FederatedData.from_clients([{"a": a}, {"a": np.zeros((8, 2))}])
-        posed = pose(problem, method, data, np.zeros(2), rounds=rounds, channel=channel)
+        method, data, channel, drawn = world(hidden, there, delta)
+        posed = pose(problem, method, data, np.zeros(2), rounds=rounds, channel=channel, participation=drawn)
         eps, placed = posed.spending.epsilon(rounds), data.placed()
 
         def run(key, posed=posed, placed=placed):
@@ -390,5 +399,5 @@ def test_a_canary_stays_below_what_epsilon_allows(batch_size):
         if true > delta:
             found = max(found, np.log((true - delta) / false))
     assert found <= eps
-    if batch_size is None:
+    if hidden in ("samples", "clients"):
         assert found > 0.3 * eps

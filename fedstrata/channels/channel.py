@@ -117,6 +117,11 @@ class Channel:
                 "error feedback adds unbounded terms from earlier rounds, which the noise does not hide. "
                 "Give feedback=None with noise."
             )
+        if self.noise_at == "clients" and self.compress is not None and not self.compress.shared:
+            return (
+                "with noise_at='clients' the parts of the noise add up in the mean, but not those of "
+                "compressed uploads. Give noise_at='server' or 'each', or fs.RandK, whose places all share."
+            )
         return None
 
     def _mean_refused(self) -> str | None:

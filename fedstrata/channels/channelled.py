@@ -15,6 +15,7 @@ import numpy as np
 
 from fedstrata.channels.channel import Channel, Channels, Dropouts, Feedback, chosen
 from fedstrata.channels.clipping import Adaptive
+from fedstrata.channels.compression import QSGD
 from fedstrata.channels.link import LATE, Joined, Kept, Link
 from fedstrata.channels.sent import Sent
 from fedstrata.core.fed import Fed
@@ -244,12 +245,14 @@ def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
     batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
     random = any(v is not None for v in batch) or "values" in method.needs
     feedback: Feedback | None = "ef" if random else method.feedback
-    if (
-        compress.unbiased and feedback == "ef"
-    ):  # which needs a contraction, and is of use for increments alone
-        contracts = all(compress.omega(math.prod(shape)) < 1 for shape, _ in one.floats)
-        feedback = feedback if contracts and not random else None
-    return replace(channel, feedback=feedback)
+    if compress.unbiased and feedback == "ef":
+        if random:  # what is left out comes later, which unbiased noise does not need
+            feedback = None
+        elif isinstance(compress, QSGD):
+            compress = replace(compress, unbiased=False)
+        elif any(compress.omega(math.prod(shape)) >= 1 for shape, _ in one.floats):
+            feedback = None  # which needs a contraction
+    return replace(channel, compress=compress, feedback=feedback)
 
 
 def channelled(

@@ -9,6 +9,9 @@ One update per exchange, the same as on the pooled data. For bilevel problems th
 and general sequences the single-timescale method of Shen and Chen (2022). It is FedMSA with ρ = 1 and K =
 1, and its reference.
 
+Under a robust mean, ``fs.Channel(mean=fs.TrimmedMean(0.2))``, it is BR-FedBi, which withstands hostile
+clients (ICLR 2026).
+
 Reveals only averages, and for a composition's level in the log domain each client's log g before round 0.
 Needs what FedMSA needs.
 """
