@@ -328,7 +328,7 @@ def request(site, r=0, states=(0,), **changes):
         {"states": [1] * 9},
         {"states": []},
         {"states": [-1]},
-        {"states": [7]},
+        {"states": [10**6]},  # no message has this number
         {"arrays": {0: np.array([1], np.int32)}},
         {"arrays": {0: np.array([0, 0], np.int32)}},
         {"arrays": {0: np.zeros(0, np.int32)}},
