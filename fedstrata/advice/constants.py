@@ -285,7 +285,7 @@ class _Meter:
         down = slope / size if size > 0 else slope
         values = np.array([at(flat - t * unit * down)[0] for t in DOWN[::FEWER]])
         kink = 0.0
-        if isinstance(self.case.problem, Composition):
+        if isinstance(self.case.problem, Composition) or self.case.problem.without_derivatives:
             lines, widths = map(np.asarray, _short_lines(jnp.asarray(flat)))
             kink = _kink(np.array([[at(flat + t * d)[0] for t in widths] for d in lines]))
         self.book("gradients", 2 * steps + 1)
