@@ -83,12 +83,12 @@ def test_a_metric_where_large_is_good_and_a_run_that_is_there():
 
 def test_what_it_refuses():
     personal = fs.Personalized(lambda x, s: 0.0, lambda x, y: 0.0, lambda x, y, s: 0.0)
-    with pytest.raises(TypeError, match="a model of its own"):
+    with pytest.raises(TypeError, match="its own model"):
         fs.baselines(personal, data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
     with pytest.raises(TypeError, match="give a metric"):
         fs.baselines(fs.Selection(loss, loss, same_samples=True), data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
     own = fs.Minimization(loss, project=lambda x, client: x.clip(0, 1 + client.index))
-    with pytest.raises(TypeError, match="project is a set of each client's own"):
+    with pytest.raises(TypeError, match="project differs between clients"):
         fs.baselines(own, data, fs.FedAvg(0.1), np.zeros(2), rounds=1)
     for method in (
         {"method": fs.FedAvg(0.1, H=[1] * data.clients)},

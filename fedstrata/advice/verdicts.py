@@ -64,9 +64,12 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if method is not None and (hidden := _rounded(found, run, method)):
         return "at the noise floor", hidden
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
-    # growing oscillations diverge, and so do points above both the start and zero
+    # growing oscillations diverge, and so do points above both the start and zero,
+    # except those of a form that is known to converge elsewhere
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
-    lost = grown and (words[0] == "oscillating" or found.value - found.best > GROWN * found.most)
+    biased = words[0] == "biased by drift" and method is not None and method.bias() is not None
+    high = found.value - found.best > GROWN * found.most and not biased
+    lost = grown and (words[0] == "oscillating" or high)
     return above if lost or (worse and words[0] == "on its way") else words
 
 

@@ -93,5 +93,16 @@ def test_a_class_answers_for_its_defaults():
     assert fs.FedRZO(0.1, 0.1, messages="scalars").reveals_on(regression) == "replies"
     assert fs.FedMSA.reveals_on(chi2) == "replies"
     fits = fs.applicable(kl)
-    gathering = {"FedDRO", "DSFedDRO", "GCIVR", "PDSGD", "MBSGD", "FastDRO", "SOBA", "FedMSA", "FedSTORM"}
+    gathering = {
+        "FedDRO",
+        "DSFedDRO",
+        "GCIVR",
+        "PDSGD",
+        "MBSGD",
+        "FastDRO",
+        "SOBA",
+        "FedMSA",
+        "FedSTORM",
+        "AdaFedSTORM",
+    }
     assert {fit.name for fit in fits if fit.reveals == "replies"} == gathering

@@ -89,10 +89,10 @@ def test_what_has_derivatives_is_left_alone(function):
 @pytest.mark.parametrize("loss", [box, further(1.0)])
 def test_methods_that_differentiate_are_left_out_and_refused(loss):
     problem = fs.Minimization(loss)
-    assert fs.applicable(problem).names == ["FedRZO", "FedZO"]
+    assert set(fs.applicable(problem).names) == {"FedRZO", "FedZO", "DeComFL", "HiSo", "FedKSeed"}
     before = len(calls)
     with pytest.raises(
-        TypeError, match=r"FedAvg differentiates loss, which has values only.*: FedRZO, FedZO\."
+        TypeError, match=r"FedAvg differentiates loss, which has values only.*: .*FedRZO.*FedZO"
     ):
         fs.solve(problem, fs.FedAvg(0.1), data, np.zeros(2), rounds=1, progress=False)
     assert len(calls) == before

@@ -28,7 +28,7 @@ PURPOSES = {
     "lab": "the command line, experiments, reports, data sets", "gpu": "NVIDIA GPUs",
     "network": "real sites: fedstrata net", "torch": "models written in PyTorch",
     "datasets": "data from Hugging Face", "flare": "real sites inside NVIDIA FLARE",
-    "flower": "real sites inside Flower",
+    "flower": "real sites inside Flower", "benchopt": "comparisons run by benchopt",
     "track": "TensorBoard: fs.track.TensorBoard", "mlflow": "MLflow: fs.track.MLflow",
     "wandb": "Weights & Biases: fs.track.WandB",
     "privacy": "the privacy that noise gives: fs.Channel(noise=…)",
