@@ -115,3 +115,18 @@ def test_a_benchopt_folder_runs(tmp_path, monkeypatch):
     entry = found.of("short")[0]
     least = values[0] - (values[0] - values[1]) / (1 - entry.excess[-1])
     assert least == pytest.approx(0.34375, rel=1e-5)  # F* = ½ · the variance of 1, 2, 0, 0
+
+
+@pytest.mark.long
+def test_benchopt_runs_the_folder(tmp_path):
+    """`benchopt run` itself: after n rounds of steps ½, the excess is 0.25 to the n, where F* is 0.34375."""
+    benchopt = pytest.importorskip("benchopt")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = fs.compare(PROBLEM, {"long": fs.FedAvg(0.5)}, DATA, np.zeros(1), budget=5, seeds=1, progress=False)
+    folder = found.to_benchopt(tmp_path / "contest")
+    benchopt.run_benchmark(str(folder), max_runs=4, plot_result=False, html=False)
+    (written,) = (folder / "outputs").glob("*.parquet")
+    run = parquet.read_table(written).to_pydict()
+    expected = [0.34375 + (0.625 - 0.34375) * 0.25**rounds for rounds in run["stop_val"]]
+    assert len(expected) >= 4
+    np.testing.assert_allclose(run["objective_value"], expected, rtol=1e-6)
