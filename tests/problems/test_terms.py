@@ -160,7 +160,7 @@ def test_a_personal_problem_evaluates_whole_batches():
         y = np.linalg.solve(A.T @ A / 4 + np.eye(2), A.T @ b / 4 + np.asarray(result.x[:2]))
         total += 0.1 * ((np.asarray(result.x[:2]) - y) ** 2).sum() / 3
     assert found.objective == pytest.approx(float(total), rel=1e-6)
-    with pytest.raises(TypeError, match="sees no sample"):
+    with pytest.raises(TypeError, match="without a sample"):
         fs.Personalized(spread, fs.per_batch(lambda x, y: 0.0), sampled)
 
 

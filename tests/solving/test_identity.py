@@ -59,9 +59,9 @@ def box(x, s):
     return float(helper(x).sum() in {1.0, 2.0, 3.0})
 
 data = fs.FederatedData.from_clients([{"a": np.ones((3, 2))}, {"a": np.zeros((2, 2))}])
-found = []
+ball, found = fs.sets.Ball(2.0), []
 for problem, method in [
-    (fs.Bilevel(upper, lower, project_x=fs.sets.Ball(2.0)), fs.FedMSA(alpha=0.1, beta=0.1, K=2)),
+    (fs.Bilevel(upper, lower, project_x=ball, same_samples=True), fs.FedMSA(alpha=0.1, beta=0.1, K=2)),
     (fs.Minimization(box), fs.FedRZO(gamma=0.1, eta=0.1)),
     (fs.Minimization(lambda x, s: x @ s["a"]), fs.FedOpt(optax.sgd(0.1), optax.adam(0.1))),
 ]:
