@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.rates import bilevel, compositions, selection, single_level
+from benchmarks.rates import bilevel, compositions, limits, selection, single_level
 from benchmarks.rates.law import slope
 
-LAWS = (*single_level.LAWS, *bilevel.LAWS, *selection.LAWS, *compositions.LAWS)
+LAWS = (*single_level.LAWS, *bilevel.LAWS, *selection.LAWS, *compositions.LAWS, *limits.LAWS)
 
 
 def main(names: Sequence[str]) -> None:

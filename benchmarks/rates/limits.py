@@ -1,0 +1,186 @@
+"""Limits of baselines: bias of local steps and of penalties, communication against κ, variance of scalars.
+
+Clients differ in curvature and in solution, and all solutions are known in closed form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+import fedstrata as fs
+from benchmarks.rates.law import Law, runs
+
+CURVATURES = np.array([[1.0, 0.5], [0.4, 1.0], [0.7, 0.2]])
+CENTRES = np.array([[1.0, -2.0], [-1.5, 0.5], [2.0, 1.0]])
+STEPS = (16, 64, 256)  # over the step size
+
+
+def federation(curvatures: np.ndarray, centres: np.ndarray) -> fs.FederatedData:
+    return fs.FederatedData.from_clients(
+        [{"d": d[None], "a": a[None]} for d, a in zip(curvatures, centres, strict=True)]
+    )
+
+
+DATA = federation(CURVATURES, CENTRES)
+
+
+def loss(x: Any, s: Any) -> Any:
+    return (s["d"] * (x - s["a"]) ** 2).sum() / 2
+
+
+def payoff(x: Any, y: Any, s: Any) -> Any:
+    """For x pulled to a, y to −a, and a product of both: strongly monotone."""
+    return loss(x, s) + 0.3 * (x * y).sum() - (s["d"] * (y + s["a"]) ** 2).sum() / 2
+
+
+def centre(curvatures: np.ndarray, centres: np.ndarray) -> np.ndarray:
+    return (curvatures * centres).sum(0) / curvatures.sum(0)
+
+
+def saddle() -> np.ndarray:
+    """x of the solution of d̄x + 0.3y = b, 0.3x − d̄y = b, by coordinates; b is the mean of d a."""
+    means = zip(CURVATURES.mean(0), (CURVATURES * CENTRES).mean(0), strict=True)
+    return np.array([np.linalg.solve([[d, 0.3], [0.3, -d]], [b, b])[0] for d, b in means])
+
+
+def off(problem: Any, method: Any, expected: np.ndarray, rounds: int, **options: Any) -> float:
+    (found,) = runs(problem, method, DATA, np.zeros(2), rounds, seeds=range(1), eval_every=rounds, **options)
+    return float(np.linalg.norm(found.x - expected))
+
+
+# Local steps: fixed points are off by O(γ (H − 1)), Woodworth et al. 2020 and others
+
+
+def drift(number: int) -> float:
+    return off(fs.Minimization(loss), fs.FedAvg(1 / number, H=2), centre(CURVATURES, CENTRES), 20 * number)
+
+
+def drift_in_steps(H: int) -> float:
+    return off(fs.Minimization(loss), fs.FedAvg(5e-3, H=H + 1), centre(CURVATURES, CENTRES), 8_000 // H)
+
+
+def drift_of_games(make: Any) -> Any:
+    def measure(number: int) -> float:
+        return off(fs.Minimax(payoff), make(1 / number), saddle(), 20 * number, y0=np.zeros(2))
+
+    return measure
+
+
+def first_order(number: int) -> float:
+    """FO-MAML's limit, against that of the second order's problem: clients Σ d(1 − αd)²(x − a) = 0."""
+    curvatures = CURVATURES * (1 - CURVATURES / number) ** 2
+    method = fs.PerFedAvg(0.5, 1 / number)
+    return off(fs.Minimization(loss), method, centre(curvatures, CENTRES), 400)
+
+
+# Penalties: y and z solve h + f/λ and h, or h − f/λ
+
+
+def penalty(order: Literal[1, 2]) -> Any:
+    """h = ½d(y − x − a)², f = ¼(y − 1)⁴ + ½x²: F is a function of x alone, whose minimum is a root."""
+    problem = fs.Bilevel(
+        lambda x, y, s: ((y - 1) ** 4 / 4 + x**2 / 2).sum(),
+        lambda x, y, s: (s["d"] * (y - x - s["a"]) ** 2).sum() / 2,
+        same_samples=True,
+    )
+    shift = centre(CURVATURES, CENTRES)
+    expected = np.array([_root(a) for a in shift])
+
+    def measure(lam: int) -> float:
+        method = fs.FedF2SA(0.2 / lam, 0.5, lam, order=order)
+        return off(problem, method, expected, 400 * lam, y0=np.zeros(2))
+
+    return measure
+
+
+def _root(shift: float) -> float:
+    """The real x with x + (x + shift − 1)³ = 0."""
+    roots = np.roots(np.poly1d([1.0, shift - 1]) ** 3 + np.poly1d([1.0, 0.0]))
+    return float(roots[np.argmin(abs(roots.imag))].real)
+
+
+# Communication: √κ averages, Mishchenko et al. 2022, Zhang et al.
+
+
+def averages(problem: Any, saddle: bool) -> Any:
+    """Rounds until ‖x − x*‖ is 10⁻⁴ of the start's, the median of 16 seeds; curvatures 1/κ … 1."""
+
+    def measure(kappa: int) -> float:
+        curvatures = np.tile(np.geomspace(1 / kappa, 1, 4), (3, 1))
+        centres = np.random.default_rng(0).normal(size=(3, 4))
+        expected, x0 = centre(curvatures, centres), np.full(4, 3.0)
+        metrics = {"off": lambda x, y: ((x - expected) ** 2).sum() ** 0.5}
+        options = {"y0": np.zeros(4)} if saddle else {}
+        step = 0.5 if saddle else 1.0
+        rounds, method = int(80 * kappa**0.5), fs.Scaffnew(step, (step / kappa) ** 0.5)
+        found = runs(problem, method, federation(curvatures, centres), x0, rounds, metrics=metrics, **options)
+        # the last round above it: iterates of games go round the solution
+        last = [np.flatnonzero(run.history["off"] > 1e-4 * run.history["off"][0])[-1] for run in found]
+        return float(np.median([run.history["round"][i] for run, i in zip(found, last, strict=True)]))
+
+    return measure
+
+
+def rotating(x: Any, y: Any, s: Any) -> Any:
+    """The operator's eigenvalues are d(1 ± i); x is a solution where it is one of the loss."""
+    return loss(x, s) + (s["d"] * x * y).sum() - (s["d"] * (y + s["a"]) ** 2).sum() / 2
+
+
+# Scalars: the variance of a step along P normal directions is (n + 1)/P ‖∇f‖²
+
+
+def variance(P: int) -> float:
+    x0, eta = np.array([3.0, -1.0]), 0.01
+    gradient = (CURVATURES * (x0 - CENTRES)).mean(0)
+    method = fs.DeComFL(eta, 1e-2, P=P, two_sided=True)
+    found = runs(fs.Minimization(loss), method, DATA, x0, 1, seeds=range(512))
+    steps = np.array([(x0 - np.asarray(run.x)) / eta for run in found])
+    return float(((steps - gradient) ** 2).sum(1).mean())
+
+
+LAWS = (
+    Law("FedAvg", "drift", "‖x − x*‖", "1/γ", -1, STEPS, drift),
+    Law("FedAvg", "drift", "‖x − x*‖", "H − 1", 1, (1, 4, 16), drift_in_steps),
+    Law(
+        "LocalSGDA",
+        "drift",
+        "‖x − x*‖",
+        "1/η",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.LocalSGDA(g, g, tau=2)),
+    ),
+    Law(
+        "NormalizedSGDA",
+        "drift",
+        "‖x − x*‖",
+        "1/η",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.NormalizedSGDA(g, g, K=(1, 2, 3))),
+    ),
+    Law("PerFedAvg", "first order", "‖x − x*‖", "1/α", -1, STEPS, first_order),
+    Law("FedF2SA", "order 1", "‖x − x*‖", "λ", -1, (8, 32, 128), penalty(1)),
+    Law("FedF2SA", "order 2", "‖x − x*‖", "λ", -2, (16, 32, 64), penalty(2)),
+    Law(
+        "Scaffnew",
+        "Mishchenko et al.",
+        "exchanges",
+        "κ",
+        1 / 2,
+        (16, 64, 256),
+        averages(fs.Minimization(loss), False),
+    ),
+    Law(
+        "Scaffnew",
+        "Zhang et al.",
+        "exchanges",
+        "κ",
+        1 / 2,
+        (16, 64, 256),
+        averages(fs.Minimax(rotating), True),
+    ),
+    Law("DeComFL", "variance", "E‖d − ∇f‖²", "P", -1, (1, 4, 16), variance),
+)
