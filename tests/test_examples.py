@@ -86,8 +86,9 @@ def test_the_walk_through_a_solve_names_what_runs():
 
 
 @pytest.mark.slow
-def test_the_first_figure_of_the_readme(capsys):
+def test_the_first_figure_of_the_readme(capsys, monkeypatch):
     """A learnt trust beats FedAvg wherever labels are swapped, and costs nothing where they are not."""
+    monkeypatch.setattr(sys, "argv", ["swapped_labels.py"])  # its argument is a file to draw into
     module = runpy.run_path(str(ROOT / "examples" / "swapped_labels.py"), run_name="__main__")
     intact, *swapped = module["rows"].values()
     (low, high), gains = module["interval"](intact[2], intact[0]), []
