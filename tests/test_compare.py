@@ -122,7 +122,8 @@ def test_benchopt_runs_the_folder(tmp_path):
     """`benchopt run` itself: after n rounds of steps ½, the excess is 0.25 to the n, where F* is 0.34375."""
     benchopt = pytest.importorskip("benchopt")
     parquet = pytest.importorskip("pyarrow.parquet")
-    found = fs.compare(PROBLEM, {"long": fs.FedAvg(0.5)}, DATA, np.zeros(1), budget=5, seeds=1, progress=False)
+    methods = {"long": fs.FedAvg(0.5)}
+    found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=5, seeds=1, progress=False)
     folder = found.to_benchopt(tmp_path / "contest")
     benchopt.run_benchmark(str(folder), max_runs=4, plot_result=False, html=False)
     (written,) = (folder / "outputs").glob("*.parquet")
