@@ -81,6 +81,13 @@ def test_other_arrays_compile_nothing_and_are_another_run(tmp_path):
         solved(problem(1.0), checkpoint=tmp_path, resume=True)
 
 
+def test_whole_numbers_that_would_wrap_around_are_refused():
+    with pytest.raises(ValueError, match=r"frozen\['base'\] has whole numbers from 0 to 1099511627776"):
+        fs.Minimization(loss, frozen={"base": np.array([0, 2**40])})
+    with jax.enable_x64(True):
+        assert fs.Minimization(loss, frozen=np.array([2**40])).frozen.arrays[0] == 2**40
+
+
 def test_there_is_one_copy(tmp_path):
     """In runs of any number of clients, in certificates and in measurements."""
     large = {"w": np.ones(3, np.float32), "unused": rng.normal(size=(400, 500)).astype(np.float32)}

@@ -29,6 +29,7 @@ from fedstrata.core.problem import Projection
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
 from fedstrata.data.samples import DataError
+from fedstrata.support.points import wrapping
 
 Found = TypeVar("Found")
 
@@ -414,13 +415,8 @@ def on_device(samples: PyTree, who: str) -> PyTree:
 
 def _for_device(leaf: np.ndarray, name: str) -> np.ndarray:
     dtype = device_dtype(leaf)
-    if leaf.dtype.kind in "iu" and dtype.itemsize < leaf.dtype.itemsize:
-        limits = np.iinfo(dtype)
-        if leaf.min() < limits.min or leaf.max() > limits.max:
-            raise DataError(
-                f"{name} has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in "
-                f"{dtype}. Renumber them, give them as floats, or enable 64 bits (jax_enable_x64)."
-            )
+    if why := wrapping(leaf, dtype):
+        raise DataError(f"{name} {why}")
     return np.asarray(leaf, dtype)
 
 

@@ -11,8 +11,10 @@ from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedstrata.support.digest import tree_digest
+from fedstrata.support.points import wrapping
 from fedstrata.support.shown import shapes
 
 PyTree: TypeAlias = Any
@@ -26,10 +28,13 @@ class Frozen:
 
     Attributes:
         arrays: the arrays, on the device.
+
+    Raises:
+        ValueError: for whole numbers that would wrap around.
     """
 
     def __init__(self, arrays: PyTree) -> None:
-        self.arrays = jax.tree.map(jnp.asarray, arrays)
+        self.arrays = jax.tree_util.tree_map_with_path(_on_device, arrays)
         _alive[id(self)] = self
 
     @staticmethod
@@ -49,6 +54,13 @@ class Frozen:
     def digest(self) -> str:
         """The arrays' digest, by which checkpoints and sites recognise them."""
         return tree_digest(self.arrays)
+
+
+def _on_device(path: Any, leaf: Any) -> jax.Array:
+    array = jnp.asarray(leaf)
+    if isinstance(leaf, np.ndarray | np.generic) and (why := wrapping(np.asarray(leaf), array.dtype)):
+        raise ValueError(f"frozen{jax.tree_util.keystr(path)} {why}")
+    return array
 
 
 _alive: WeakValueDictionary[int, Frozen] = WeakValueDictionary()

@@ -31,6 +31,19 @@ class Fixed:
 jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixed, _: fixed)
 
 
+def wrapping(leaf: np.ndarray, dtype: np.dtype) -> str:
+    """What is wrong with whole numbers that do not fit into a dtype; empty where they do."""
+    if leaf.dtype.kind not in "iu" or dtype.itemsize >= leaf.dtype.itemsize or not leaf.size:
+        return ""
+    limits = np.iinfo(dtype)
+    if leaf.min() >= limits.min and leaf.max() <= limits.max:
+        return ""
+    return (
+        f"has whole numbers from {leaf.min()} to {leaf.max()}, which would wrap around in {dtype}. Renumber "
+        "them, give them as floats, or enable 64 bits (jax_enable_x64)."
+    )
+
+
 def as_floats(tree: PyTree, name: str) -> PyTree:
     """Convert leaves to JAX arrays, integers to the default float; leaves without numbers are an error.
 

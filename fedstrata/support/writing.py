@@ -15,12 +15,17 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 
-def write_atomically(file: Path, content: bytes) -> None:
-    """Replace ``file`` by ``content`` atomically; the content is on disk on return."""
+def write_atomically(file: Path, content: bytes, secret: bool = False) -> None:
+    """Replace ``file`` by ``content`` atomically; the content is on disk on return.
+
+    A secret is for the user alone.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(file)
     try:
         with open(temporary, "xb") as stream:  # made by `open`, so that its mode follows the umask
+            if secret:
+                os.chmod(temporary, 0o600)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -18,12 +18,15 @@ from typer.testing import CliRunner
 import fedstrata as fs
 from fedstrata.data.federated import DataError
 from fedstrata.engines.network import Policy
+from fedstrata.engines.network.host import Host
 from fedstrata.lab.cli import app, load
-from fedstrata.lab.experiments.networked import Server, check, entry_of, opener
+from fedstrata.lab.experiments.networked import Server, check, entry_of, opener, terms_of
 from fedstrata.lab.experiments.settings import SECTIONS
 from fedstrata.lab.experiments.settings import read as read_settings
 from fedstrata.lab.report.page import markdown
 from fedstrata.support.writing import locked
+
+from .test_host import Hosts
 
 X = np.arange(8, dtype=np.float32).reshape(4, 2)
 Y = np.array([0, 1, 1, 0], np.int32)
@@ -144,6 +147,32 @@ def test_a_site_checks_its_data_against_the_text_before_it_joins(samples, words,
     else:
         with pytest.raises(DataError, match=words):  # which the command line tells in one message
             check(opens)
+
+
+AUGMENTED = TEXT.replace(", None, jnp.zeros(2)", ", DATA, jnp.zeros(2)").replace(
+    "def build",
+    """def turned(sample, key):
+    return {**sample, "x": -sample["x"]}
+
+
+own = {"x": jnp.ones((4, 2)), "y": jnp.ones(4, jnp.int32)}
+DATA = fs.FederatedData.from_clients([own, own]).augmented(turned)
+
+
+def build""",
+)
+
+
+def test_a_text_that_augments_does_so_at_sites_too(tmp_path):
+    (tmp_path / "augmented.py").write_text(AUGMENTED)
+    experiment = load(str(tmp_path / "augmented.py"))
+    hosts = Hosts(tmp_path, "fedavg")
+    own = fs.FederatedData.from_clients([{"x": X, "y": Y}])
+    openers = opener(experiment, None, (0, 2)), opener(experiment, lambda: own, None)
+    hosts.hosts = [Host(terms_of(experiment), opens, tmp_path) for opens in openers]
+    there, *_ = Server(experiment, hosts, "run").federation(experiment.settings[0])
+    assert not there._join({0: [0], 1: [0]})
+    assert all(host.opened.data.augment is not None for host in hosts.hosts)
 
 
 def test_a_federation_listens_on_loopback_unless_told_otherwise(tmp_path):

@@ -208,6 +208,13 @@ def other_values(data):
     return FederatedData.from_clients([jax.tree.map(lambda leaf: leaf + 1, data.client(0))])
 
 
+def test_what_a_peer_claims_takes_no_memory():
+    """A million clients with a sample of 256 MB each: 256 TB, if zeros were made of it."""
+    data = made_up({"train": {"a": ["float32", [2**26]]}, "valid": {"b": ["int8", [2**28]]}}, 10**6)
+    assert data.clients == 10**6
+    assert data.sample_of("valid")["b"].shape == (2**28,)
+
+
 @pytest.mark.parametrize("name", ["scaffold", "fedavg"])
 def test_a_site_that_comes_back_with_other_data_is_refused(name, tmp_path):
     hosts = Hosts(tmp_path, name)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from fedstrata.data.federated import DataError, FederatedData
+from fedstrata.data.sources import FromFunction
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import MOST_CLIENTS, MOST_SAMPLES, blank
@@ -102,7 +104,7 @@ class Federation:
             )
         self.members, self.form = members, self._forms[0]
         data = [self._data[i] for i in everyone]
-        return Remote(self, members, sizes, made_up(self._forms[0], 1), self._begin, self._seen, data)
+        return Remote(self, members, sizes, made_up(self._forms[0], 1).load(), self._begin, self._seen, data)
 
     def _check_columns(self) -> None:
         """Equal shapes do not make equal columns: a site's file may have them in another order."""
@@ -237,10 +239,15 @@ def _columns(reply: Request) -> dict[str, list[str]]:
 
 
 def made_up(form: Any, clients: int) -> FederatedData:
-    """Data of a form, one sample of zeros for each client: for checks and shapes."""
+    """Data of a form, one sample of zeros for each client, for checks and shapes: made when it is read.
 
-    def one(name: str) -> dict[str, np.ndarray]:
-        return {k: v[None] for k, v in blank(form[name]).items()}
+    The form and the number come from a peer, and so little may say that there are many large samples.
+    """
 
-    valid = [one("valid")] * clients if "valid" in form else None
-    return FederatedData.from_clients([one("train")] * clients, valid=valid)
+    def source(name: str) -> FromFunction:
+        sample = blank(form[name])
+        shapes = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in sample.items()}
+        one = {k: v[None] for k, v in sample.items()}
+        return FromFunction(np.ones(clients, np.int32), lambda _: one, shapes)
+
+    return FederatedData.from_source(source("train"), source("valid") if "valid" in form else None)

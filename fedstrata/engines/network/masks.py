@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 
 from fedstrata.channels.link import LEAST_SUM
 from fedstrata.engines.network.states import SiteRefused
+from fedstrata.support.writing import append, write_atomically
 
 FEWEST = LEAST_SUM
 LEAST_SHARE = 1e-3  # of a sum's weight, for a site to count among these
@@ -142,11 +142,7 @@ class Masker:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = folder / KEY
         if not file.exists():
-            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(X25519PrivateKey.generate().private_bytes_raw())
-                stream.flush()
-                os.fsync(stream.fileno())
+            write_atomically(file, X25519PrivateKey.generate().private_bytes_raw(), secret=True)
         self._private = X25519PrivateKey.from_private_bytes(file.read_bytes())
         log = folder / ANSWERED
         for line in log.read_text("utf-8").splitlines() if log.is_file() else ():
@@ -207,8 +203,7 @@ class Masker:
             raise SiteRefused("A number that was used before: its masks would be used twice.")
         self._highest = number
         if self.folder is not None:
-            with open(self.folder / ANSWERED, "a", encoding="utf-8") as stream:
-                stream.write(f"{what} {digest} {number}\n")
+            append(self.folder / ANSWERED, f"{what} {digest} {number}\n".encode())
         self._answered[what] = digest
 
     def mask(self, vector: np.ndarray, counts: np.ndarray, asked: Asked) -> list[np.ndarray]:

@@ -132,6 +132,8 @@ def opener(
         task = task_of(experiment, settings[number])
         if entry is not None:
             data = entry()
+            if data.augment is None and task.data is not None:  # the text says how, and the server holds it
+                data = replace(data, augment=task.data.augment)
         elif share is None or task.data is None:
             raise ExperimentError("This site has no data: give --data.")
         else:
@@ -261,7 +263,8 @@ class Server:
         there = Federation(self.transport, f"{self.run}-{number}", number, self._terms, self.anew, patience)
         remote = there.gather()
         server = None if task.data is None else opened(task.data.server)
-        data = replace(made_up(there.form, len(remote.sizes)), server=server)
+        augment = None if task.data is None else task.data.augment
+        data = replace(made_up(there.form, len(remote.sizes)), server=server, augment=augment)
         form = None
         if server is not None:
             one = data.sample_of("server")
