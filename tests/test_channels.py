@@ -734,7 +734,7 @@ REFUSED = {
     "policy 'wait'": lambda: run_on(
         SLOPES, channel=fs.Channel(clip=1.0, noise=1.0), engine=Network(policy=Policy(missing="drop"))
     ),
-    "cannot do without a client": lambda: CASES["feddro"].run(dropouts=fs.Dropouts(0.1)),
+    "needs every client in each round": lambda: CASES["feddro"].run(dropouts=fs.Dropouts(0.1)),
     "needs participation=1.0": lambda: CASES["feddro"].run(participation=fs.Poisson(0.5)),
 }
 

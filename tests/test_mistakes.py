@@ -100,7 +100,7 @@ def test_an_honest_one_runs_in_every_engine(made):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"solves": ()}, "does not say what it is for"),
+        ({"solves": ()}, "does not declare what it solves"),
         ({"slope": remembers}, r"begin with None.*memory\(problem, x0"),
         ({"round": without_key}, "takes the round's random key"),
         ({"round": lambda self, p, fed, key, r, s: None}, r"Own.round must return a state .*returns None"),
@@ -208,14 +208,14 @@ def test_warnings_of_the_command_line_are_words():
 def test_statistics_of_a_module_are_no_parameters():
     nnx = pytest.importorskip("flax.nnx")
     net = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    with pytest.raises(TypeError, match=r"x0\.mean is a statistic of batches"):
+    with pytest.raises(TypeError, match=r"x0\.mean is a batch statistic"):
         solve(problem=fs.Minimization(lambda net, sample: net(sample["a"]).sum()), x0=net)
 
     nn = pytest.importorskip("flax.linen")
     linen = nn.BatchNorm(use_running_average=True)
     x0 = linen.init(jax.random.key(0), np.ones(3))
-    with pytest.raises(TypeError, match="is a statistic of batches"):
+    with pytest.raises(TypeError, match="is a batch statistic"):
         solve(problem=fs.Minimization(lambda x, sample: linen.apply(x, sample["a"]).sum()), x0=x0)
     loss = lambda x, sample: linen.apply({"params": x}, sample["a"]).sum()  # noqa: E731
-    with pytest.raises(TypeError, match="Statistics of batches belong to no sample"):
+    with pytest.raises(TypeError, match="cannot use batch statistics"):
         solve(problem=fs.Minimization(loss), x0=x0["params"])

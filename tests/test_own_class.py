@@ -122,7 +122,7 @@ def test_a_y_of_each_client_needs_a_class_that_says_so(fitting):
     """A method with a local lower level, for a problem whose clients share one y."""
     fitting.solves = (fs.Bilevel,)
     problem = fs.Bilevel(f, h, same_samples=True)
-    with pytest.raises(TypeError, match=r"Fitting gives every client a y of its own, .* local=True"):
+    with pytest.raises(TypeError, match=r"Fitting gives every client its own y, .*local=True"):
         fs.solve(problem, fitting(0.3), DATA, 0.0, y0=0.0, rounds=1, progress=False)
 
     local = fs.Bilevel(f, h, same_samples=True, local=True)

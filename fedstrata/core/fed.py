@@ -284,8 +284,8 @@ class Fed(abc.ABC):
             if self.expected is not None and of is not None:
                 if given is not None:
                     raise ValueError(
-                        "With noise and fs.Poisson a mean is divided by an expected number of clients, so "
-                        "that it has equal weights, and all clients take the same number of local steps."
+                        "With noise and fs.Poisson, means are divided by the expected number of clients. "
+                        "That needs equal weights and the same number of local steps at all clients."
                     )
                 return weights * (self.participants / (of.shape[0] * self.expected))
             return weights / jnp.where(weights.sum() > 0, weights.sum(), 1)
@@ -321,7 +321,7 @@ class Fed(abc.ABC):
     def redraw(self, key: Key) -> Array | None:
         """Draw a new cohort of this round's size from all clients; None: everyone."""
         if self.drawn is not None:
-            raise ValueError("This method draws clients again inside a round, which fs.Poisson does not do.")
+            raise ValueError("This method draws clients inside a round, which fs.Poisson does not support.")
         if self.participants == self.clients:
             return None
         lengths = self.data.every_size if by_size(self.setup, self.data) else None
@@ -422,7 +422,7 @@ class Fed(abc.ABC):
         """The full mean over all clients, for metrics and not counted; see `fedstrata.core.problem.Mean`."""
         if part == "server":
             if self.server is None:
-                raise ValueError("The data has no part of the server's own.")
+                raise ValueError("The data has no server part: give server=, or a loader's server_fraction.")
             return self.server.full_mean(function).silent(*args)
         own_mean = Term.of(function).mean
         value = self._evaluated(function, args, part, each, own_mean is not None)

@@ -225,7 +225,7 @@ class Method(Generic[ProblemT, StateT]):
     def unfit(cls, problem: ProblemT) -> str | None:
         """Why the method cannot take the problem: it refuses it, or averages what is each client's own."""
         if problem.local and not cls.local:
-            return f"{cls.__name__} averages what is each client's own here; see fs.applicable(problem)."
+            return f"{cls.__name__} averages what belongs to each client here; see fs.applicable(problem)."
         return cls.refuses(problem)
 
     @classmethod

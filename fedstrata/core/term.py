@@ -145,7 +145,7 @@ class Term:
         if not term.draws and marked(function, "draws"):
             raise TypeError(
                 f"{name} calls a function marked fs.stochastic, which would get no key from it. Mark the "
-                "outer function, and hand the key on: fs.stochastic(lambda x, sample, key: …)."
+                "outer function, and pass the key on: fs.stochastic(lambda x, sample, key: …)."
             )
         return term
 

@@ -119,9 +119,9 @@ class FederatedData:
                 number = jax.tree.leaves(samples)[0].shape[0]
             object.__setattr__(self, name_of_sizes, sizes_of(sizes, number, name))
         if self.valid_sizes is not None and len(self.valid_sizes) != len(self.sizes):
-            raise DataError(f"valid has {len(self.valid_sizes)} clients where there are {len(self.sizes)}.")
+            raise DataError(f"valid has {len(self.valid_sizes)} clients, but train has {len(self.sizes)}.")
         if self.names is not None and len(self.names) != len(self.sizes):
-            raise DataError(f"There are {len(self.names)} names of {len(self.sizes)} clients.")
+            raise DataError(f"There are {len(self.names)} names for {len(self.sizes)} clients.")
         for name, samples in (("test", self.test), ("server", self.server)):
             if samples is not None:
                 who = f"{name} data"
@@ -338,14 +338,14 @@ class FederatedData:
         found, number = source.samples(clients), int(sizes[clients].sum())
         structure: Any = jax.tree.structure(form)
         if jax.tree.structure(found) != structure:
-            raise DataError(f"The source gave {jax.tree.structure(found)}, its form is {structure}.")
+            raise DataError(f"The source returned {jax.tree.structure(found)}, but its form is {structure}.")
         leaves = jax.tree_util.tree_leaves_with_path(found)
         for (path, leaf), like in zip(leaves, jax.tree.leaves(form), strict=True):
             name, wanted = jax.tree_util.keystr(path), (number, *like.shape[1:])
             if leaf.shape != wanted or leaf.dtype != like.dtype:
                 raise DataError(
-                    f"The source gave {name} as {leaf.dtype} {leaf.shape} for {_some(clients)}, where sizes "
-                    f"and form say {like.dtype} {wanted}."
+                    f"The source returned {name} as {leaf.dtype} {leaf.shape} for {_some(clients)}, but its "
+                    f"sizes and form say {like.dtype} {wanted}."
                 )
             if not all(by_rows(partial(_finite_in, leaf), leaf)):
                 raise DataError(f"{name} has a NaN or an infinity in a sample of {_some(clients)}.")
@@ -404,8 +404,8 @@ class FederatedData:
             raise DataError("The data has no test part.")
         if "client" not in by_name(self.test):
             raise DataError(
-                "The test samples do not say whose they are. Give them an array 'client' with the clients' "
-                "numbers, as from_dataframe(…, test_fraction=…) does."
+                "The test samples do not say which client they belong to. Give them an "
+                "array 'client' with the clients' numbers, as from_dataframe(…, test_fraction=…) does."
             )
         return self.test["client"]
 
@@ -528,8 +528,8 @@ class FederatedData:
         """Raise if samples come from a source; ``what``, the feature, needs all of them."""
         if self.source is not None:
             raise DataError(
-                f"{what} needs all samples in memory, and these are read from a source as they are needed. "
-                "Use engine='streamed', or data.load() where they fit."
+                f"{what} needs all samples in memory, but these are read from a source during the run. "
+                "Use engine='streamed', or data.load() if they fit."
             )
 
     def some(

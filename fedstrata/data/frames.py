@@ -73,7 +73,7 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Client
     found, types = {}, {}
     if other := [key for key in eager.columns if not isinstance(key, str)]:
         raise DataError(
-            f"{name} has columns that are called by no words, such as {other[0]!r}: give them names, "
+            f"{name} has columns whose names are not strings, such as {other[0]!r}: rename them, "
             "df.columns = df.columns.astype(str)."
         )
     for key in eager.columns:
@@ -102,7 +102,7 @@ def _whole(where: str, values: Any) -> type[np.integer[Any]]:
         return np.int64
     if least >= 0 and most < 2**64:
         return np.uint64
-    raise DataError(f"{where} has whole numbers beyond 64 bits. Give them as words, or as floats.")
+    raise DataError(f"{where} has whole numbers beyond 64 bits. Give them as strings, or as floats.")
 
 
 def column_of(where: str, values: list[Any]) -> np.ndarray:
@@ -131,7 +131,7 @@ def _divided(whole: ClientTable, by: str) -> list[ClientTable]:
     """One table per value of a column, in sorted order."""
     check_columns(whole, [by])
     if by in whole.types:
-        raise DataError(f"{by!r} is of type {whole.types[by]}; clients are told apart by words or numbers.")
+        raise DataError(f"{by!r} is of type {whole.types[by]}, but must be a column of strings or numbers.")
     keys = whole.columns[by]
     missing = [i for i, key in enumerate(keys) if key is None or key != key]
     if missing:

@@ -141,7 +141,7 @@ class Scaling:
         for name, mean in self.mean.items():
             given = np.asarray(raw[name])
             if given.shape[1:] != mean.shape:
-                raise DataError(f"{name!r} has samples of shape {given.shape[1:]} in place of {mean.shape}.")
+                raise DataError(f"{name!r} has samples of shape {given.shape[1:]}, but needs {mean.shape}.")
             scaled = (given - mean) / self.deviation[name]
             if self.impute is not None:
                 scaled = np.where(np.isnan(scaled), 0.0, scaled)
@@ -200,7 +200,7 @@ def _scaling(clients: Sequence[PyTree], of: Sequence[str], impute: Impute) -> Sc
             )
         mean[name], counts = federated_mean(arrays)
         if np.isnan(mean[name]).any():
-            raise DataError(f"{name!r} has a feature that no client has a value of: leave it out.")
+            raise DataError(f"{name!r} has a feature without a value at any client: leave it out.")
         traffic += counts
         squares = sum(np.nansum((array - mean[name]) ** 2, axis=0) for array in arrays)
         deviation[name] = np.sqrt(squares / sum(len(array) for array in arrays))

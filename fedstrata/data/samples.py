@@ -214,14 +214,14 @@ def _blame(clients: Sequence[PyTree], what: str) -> NoReturn:
         if found.keys() != first.keys() or jax.tree.structure(data) != structure:
             raise DataError(
                 f"{what} {i} has the arrays {', '.join(found)}, {what} 0 has {', '.join(first)}. "
-                "All clients hold the same arrays."
+                "All clients must have the same arrays."
             )
         for name, (dtype, shape) in found.items():
             if shape != first[name][1]:
                 other, form = first[name]
                 raise DataError(
                     f"{what} {i}: {name} is {dtype} {shape}, {what} 0's is {other} {form}. "
-                    "That is the form of one sample: it is the same for all clients."
+                    "A sample must have the same dtype and shape at all clients."
                 )
     raise DataError(f"The {what}s' arrays do not fit together.")
 

@@ -57,8 +57,8 @@ class FromFunction:
             lengths = {leaf.shape[:1] for leaf in jax.tree.leaves(samples)}
             if lengths != {(int(self.sizes[i]),)}:
                 raise DataError(
-                    f"The function gave client {i} arrays of {sorted(lengths)} samples, where its size is "
-                    f"{self.sizes[i]}."
+                    f"The function returned arrays of {sorted(lengths)} samples for client {i}, whose size "
+                    f"is {self.sizes[i]}."
                 )
             found.append(samples)
         return jax.tree.map(lambda *leaves: np.concatenate(leaves), *found)

@@ -57,9 +57,9 @@ class _File:
             raise CorruptData(f"{self.path} cannot be read ({error.strerror or error}).") from error
         expected = HEADER + int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         if length != expected or pages is None:
-            raise CorruptData(f"{self.path} is damaged: it has {length} bytes in place of {expected}.")
+            raise CorruptData(f"{self.path} is damaged: it has {length} bytes instead of {expected}.")
         if head[10:].decode("latin-1").strip() != described(self.dtype, self.shape):
-            raise CorruptData(f"{self.path} is damaged: its header is not what the store's index says.")
+            raise CorruptData(f"{self.path} is damaged: its header differs from the store's index.")
         return pages
 
     @cached_property
@@ -216,7 +216,7 @@ def open_store(folder: str | os.PathLike[str], *, verify: bool | None = None) ->
     if not known:
         raise DataError(f"{file} is not the index of a store.")
     if not whole:
-        raise CorruptData(f"{file} is damaged: it is not what was written.")
+        raise CorruptData(f"{file} is damaged: it has changed since it was written.")
     if index["version"] != VERSION:
         raise DataError(f"{file} has the format {index['version']}, this version reads {VERSION}.")
     store = Store(folder, index)

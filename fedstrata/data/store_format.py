@@ -37,7 +37,7 @@ def shape_of(node: Any) -> Any:
 
     keys = [key for path, _ in jax.tree_util.tree_leaves_with_path(node) for key in path]
     if other_keys := [key.key for key in keys if type(key) is DictKey and type(key.key) is not str]:
-        raise DataError(f"The names of a store's samples must be words, not {other_keys}.")
+        raise DataError(f"The names of a store's arrays must be strings, not {other_keys}.")
     return to_json(node, other)
 
 

@@ -77,10 +77,10 @@ def write_store(
         number = parts["train"]["sizes"]["shape"][0]
         if "valid" in parts and parts["valid"]["sizes"]["shape"][0] != number:
             raise DataError(
-                f"valid has {parts['valid']['sizes']['shape'][0]} clients where there are {number}."
+                f"valid has {parts['valid']['sizes']['shape'][0]} clients, but train has {number}."
             )
         if names is not None and len(names) != number:
-            raise DataError(f"There are {len(names)} names of {number} clients.")
+            raise DataError(f"There are {len(names)} names for {number} clients.")
         index = {"format": FORMAT, "version": VERSION, "clients": number, "names": names, "parts": parts}
         index["sha256"] = digest_of(index)
         write_atomically(temporary / "index.json", json.dumps(index, indent=1).encode())
@@ -132,7 +132,7 @@ def _write_clients(folder: Path, part: str, clients: Iterable[PyTree]) -> dict[s
                 array.append(leaf, first)
             if jax.tree.structure(data.train) != structure:
                 raise DataError(
-                    f"{part}: the clients from number {first} on hold other arrays than the first."
+                    f"{part}: the clients from number {first} on have other arrays than the first ones."
                 )
             sizes.append(data.sizes)
             first += len(some)
@@ -179,8 +179,8 @@ class _Array:
         if rows.shape[1:] != self.shape or not np.can_cast(rows.dtype, self.dtype):
             raise DataError(
                 f"{self.path.name}: the clients from number {first} on have {rows.dtype} {rows.shape[1:]}, "
-                f"the first ones {self.dtype} {self.shape}. That is the form of one sample: it is the same "
-                "for all."
+                f"the first ones {self.dtype} {self.shape}. A sample must have the same dtype and "
+                "shape at all clients."
             )
         rows = np.ascontiguousarray(rows, self.dtype)
         content = rows.reshape(-1).view(np.uint8).data

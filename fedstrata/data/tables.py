@@ -102,7 +102,7 @@ class Encoding:
             if not _is_number(values):
                 word, row = _odd(values)
                 raise DataError(
-                    f"{table.name}: {column!r} has {word!r} in row {row} where numbers are meant."
+                    f"{table.name}: {column!r} has {word!r} in row {row}, where a number is expected."
                 )
             return values.astype(np.float64)[:, None]
         known = self.categories[column]
@@ -270,7 +270,7 @@ def _check_same(first: ClientTable, table: ClientTable) -> None:
         its, others = ([*t.columns, *t.types] for t in (one, other))
         if more := [column for column in its if column not in others]:
             raise DataError(
-                f"{one.name} has a column {more[0]!r} that {other.name} has not. Name those to use, "
+                f"{one.name} has a column {more[0]!r} that {other.name} lacks. Name those to use, "
                 "features=[…]."
             )
 
@@ -301,7 +301,7 @@ def _words(tables: Sequence[ClientTable], chosen: Sequence[str], label: str, enc
         if len(kinds) == 2:
             word, row = _odd(kinds[False].columns[column])
             raise DataError(
-                f"{column!r} is numbers in {kinds[True].name}, but {kinds[False].name} has {word!r} in row "
+                f"{column!r} is numeric in {kinds[True].name}, but {kinds[False].name} has {word!r} in row "
                 f"{row}."
             )
         if False in kinds:
@@ -348,7 +348,7 @@ def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]
     if 0 < 2 * len(other) <= len(categories):
         why = (
             f"{column!r} has numbers, and words such as {other[0]!r}: every number becomes a category. If "
-            "the word says that a value is missing, make it so (from_csv has missing=[…])."
+            "the word marks missing values, declare it (from_csv(missing=[…]))."
         )
     elif rows >= _FEW and 2 * len(categories) > rows:
         why = (
@@ -357,7 +357,7 @@ def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]
         )
     else:
         return
-    warnings.warn(f"{why} Else turn it into numbers, or leave it out, features=[…].", stacklevel=2)
+    warnings.warn(f"{why} Otherwise turn it into numbers, or leave it out, features=[…].", stacklevel=2)
 
 
 def _size(lists: Mapping[str, Sequence[str]]) -> int:
@@ -372,8 +372,8 @@ def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
         largest = max(abs(least), abs(most))
         if 0 < (most - least) < _STEPS * np.finfo(np.float32).eps * largest:
             warnings.warn(
-                f"{name!r} lies between {least:.12g} and {most:.12g}, which float32 hardly tells apart: take "
-                "a number near them from it first, or leave it out, features=[…].",
+                f"{name!r} lies between {least:.12g} and {most:.12g}, whose differences float32 rounds: "
+                "subtract a number near them first, or leave it out, features=[…].",
                 stacklevel=2,
             )
 
@@ -389,7 +389,7 @@ def _imputing(
     mean, traffic = federated_mean([own[rows[0]] for own, rows in zip(x, parts, strict=True)])
     if empty := [name for name, m in zip(encoding.names, mean, strict=True) if np.isnan(m)]:
         raise DataError(
-            f"No training row of any client has a value of {_some(empty)}: leave it out, features=[…]."
+            f"No training row of any client has a value in {_some(empty)}: leave it out, features=[…]."
         )
     return dataclasses.replace(encoding, fill=mean, traffic=encoding.traffic + traffic)
 
@@ -414,7 +414,7 @@ def _split(
     for name, part, wanted in zip(("training", "validation"), parts, (True, valid > 0), strict=False):
         if wanted and len(part) == 0:
             raise DataError(
-                f"{who} has {rows} rows: too few for valid_fraction={valid} and test_fraction={test}, no "
+                f"{who} has {rows} rows: too few for valid_fraction={valid} and test_fraction={test}: no "
                 f"{name} row is left."
             )
     return tuple(np.sort(part) for part in parts)  # type: ignore[return-value]
@@ -445,7 +445,7 @@ def _codes(table: ClientTable, column: str, rows: np.ndarray, known: Sequence[st
     words = [str(word) for word in table.columns[column][rows]]
     if new := sorted(set(words) - code.keys()):
         raise DataError(
-            f"{table.name}: {column!r} has {new[0]!r}, which none of the clients had; known are "
+            f"{table.name}: {column!r} has {new[0]!r}, which no client had in training; known are "
             f"{_some(known)}."
         )
     return np.array([code[word] for word in words], np.int64)

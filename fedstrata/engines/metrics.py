@@ -119,18 +119,18 @@ class PerClient(UserMetric):
     def of(self, name: str, data: FederatedData) -> PerClient:
         """The metric for these clients, where it can be evaluated there."""
         if self.part == "valid" and data.valid is None:
-            raise ValueError(f"The metric {name!r} is of validation samples, but the data has none.")
+            raise ValueError(f"The metric {name!r} uses validation samples, but the data has none.")
         if self.part == "test":
             missing = np.setdiff1d(np.arange(data.clients), data.test_clients)
             if missing.size:
                 raise ValueError(
-                    f"The metric {name!r} is of test samples, but {missing.size} of {data.clients} clients "
+                    f"The metric {name!r} uses test samples, but {missing.size} of {data.clients} clients "
                     f"have none, client {missing[0]} among them."
                 )
         if self.each and data.clients > MOST_NAMED:
             raise ValueError(
-                f"The metric {name!r} is to be kept for each client, but there are {data.clients}, and "
-                f"{MOST_NAMED} at most: leave out each=True for worst, best, quantiles and spread."
+                f"The metric {name!r} has each=True for {data.clients} clients, but can have at most "
+                f"{MOST_NAMED}: leave out each=True for worst, best, quantiles and spread."
             )
         return replace(self, names=data.names) if self.each else self
 
@@ -280,7 +280,7 @@ def per_client(
     options = part, mode, tuple(map(float, quantiles)), bool(each)
     match metric:
         case PerClient():
-            raise TypeError("per_client: the metric is one for each client already.")
+            raise TypeError("per_client: the metric is a per_client metric already.")
         case OnHost(function, every):
             made: PerClient = PerClientOnHost(function, *options, every=every)
         case _:

@@ -89,16 +89,16 @@ Shard = Annotated[str | None, typer.Option("--shard", metavar="I/N", help=SHARD_
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 MODELS_HELP = "Keep the model of each run in models/, for predict and fs.load."
 Models = Annotated[bool, typer.Option("--models", help=MODELS_HELP)]
-JUDGE_HELP = "Whether runs are judged when they end; the default is yes where that is cheap."
+JUDGE_HELP = "Whether to certify runs when they end; the default is yes if that is cheap."
 Judge = Annotated[bool | None, typer.Option("--certify/--no-certify", help=JUDGE_HELP, show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and everything else to stderr.")]
 BUDGET_HELP = "rounds, bytes, seconds or oracle_calls in all, or bytes_a_round. May be repeated."
 Budgets = Annotated[list[str] | None, typer.Option("--budget", metavar="KIND=AMOUNT", help=BUDGET_HELP)]
-AVERAGES_HELP = "Only methods of which the server sees averages alone."
+AVERAGES_HELP = "Only methods that reveal nothing but averages to the server."
 Averages = Annotated[bool, typer.Option("--averages", help=AVERAGES_HELP)]
 SPENT_HELP = "rounds, bytes, oracle_calls or seconds of a run."
 Spent = Annotated[str, typer.Option("--budget", metavar="KIND=AMOUNT", help=SPENT_HELP)]
-STEPS_HELP = "given, planned or tuned: where methods' step sizes come from."
+STEPS_HELP = "given, planned or tuned: the origin of the methods' step sizes."
 Steps = Annotated[str, typer.Option("--steps", help=STEPS_HELP)]
 Target = Annotated[float, typer.Option("--target", help="The part of the start's excess to be reached.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="See `fedstrata list`.", autocompletion=_complete)]
@@ -259,7 +259,7 @@ def compare_(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="FOLDER…", help="The folders of runs.")],
     together: Annotated[
-        bool, typer.Option("--compare", help="One page of several folders, beside each other.")
+        bool, typer.Option("--compare", help="One page that compares several folders.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="With --compare, the page; default compare.html.")

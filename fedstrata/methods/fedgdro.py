@@ -81,8 +81,8 @@ class FedGDRO(Method[Minimization, State]):
             raise NoRule("FedGDRO's rule assumes a smooth loss that is positive at the start")
         lam = its.value
         step = its.within(largest(its) + its.heterogeneity**2 / lam)
-        some = ("its tracked losses of clients who do not take part are old",) if at.partial else ()
-        why = "lam = the loss at the start, another is another objective; gamma = 1/(max L + zeta²/lam)"
+        some = ("the tracked losses of absent clients are out of date",) if at.partial else ()
+        why = "lam = the loss at the start (another lam is another objective); gamma = 1/(max L + zeta²/lam)"
         return Practical(cls(step, lam), step * max(its.mu, 0.0), (why,), doubts=own_sets(at) + some)
 
     def judged_as(self, problem: Minimization) -> RiskOfClients:

@@ -82,7 +82,7 @@ class FedKSeed(ScalarsOnly[State]):
         K, eps = max(FEWEST, PER_ENTRY * n), NARROW * float(options["eta"]) / n**0.5
         eta = its.within(at.cohort_L(its)) / (1 + (n + 1) / at.participants)
         method = cls(fading(eta, eta * max(its.mu, 0.0) / 2), eps, K)
-        why = f"{K} seeds; eta = 1/(L (1 + (n + 1)/p)), fading as draws are noise"
+        why = f"{K} seeds; eta = 1/(L (1 + (n + 1)/p)), decreasing because draws are noise"
         doubts = value_doubts(at)
         return Practical(method, 0.0, (why,), True, doubts=doubts)
 

@@ -77,7 +77,7 @@ class FedZO(Averaging):
         if at.clients > 1:
             method, why = (
                 cls(fading(eta, rate / 2), width, b=b),
-                f"{why}, fading as directions are random",
+                f"{why}, decreasing because directions are random",
             )
             return Practical(method, 0.0, (why,), True, doubts=doubts)
         return Practical(cls(eta, width, b=b), rate, (why,), doubts=doubts)

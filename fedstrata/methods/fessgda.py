@@ -120,5 +120,5 @@ def proximal(cls: type[FESSGDA], at: Conditions) -> Practical:
             found = radius, {"eta_xl": eta_x, "eta_yl": eta_y, "p": p, "beta": beta}
     radius, steps = found
     why = "p, beta and both steps: fastest on the measured curvatures and couplings"
-    doubts = ("the choice of clients is noise, which it does not reduce",) if at.partial else ()
+    doubts = ("it does not reduce the noise of sampled clients",) if at.partial else ()
     return Practical(cls(**steps), 1 - radius, (why,), doubts=doubts)

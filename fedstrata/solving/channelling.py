@@ -29,7 +29,9 @@ def with_channels(
     if not (dropouts is None or isinstance(dropouts, Dropouts)):
         raise TypeError(f"dropouts must be fs.Dropouts(probability), but is {dropouts!r}.")
     if dropouts is not None and method.full_participation is not None:
-        raise ValueError(f"{type(method).__name__} cannot do without a client: {method.full_participation}")
+        raise ValueError(
+            f"{type(method).__name__} needs every client in each round: {method.full_participation}"
+        )
     if dropouts is not None:
         dropouts.check(setup.clients)
     sent = outline(setup, method, data, posed.carry)
@@ -61,13 +63,13 @@ def with_channels(
 def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
     if dropouts is not None or setup.rate is not None:
         raise ValueError(
-            "secure=True is for sites that are always on: a sum without one that is lost, and the sum with "
-            "it, would show its part. Leave dropouts= and fs.Poisson out."
+            "secure=True needs clients that do not drop out: the difference between a sum with a client and "
+            "without it is its upload. Leave dropouts= and fs.Poisson out."
         )
     if setup.participants < LEAST_SUM:
         raise ValueError(
-            f"secure=True needs at least {LEAST_SUM} clients in a round: of two, each knows the other's part "
-            f"from the sum. Here {setup.participants} take part."
+            f"secure=True needs at least {LEAST_SUM} clients in a round: of two, each learns the other's "
+            f"upload from the sum. Here {setup.participants} take part."
         )
 
 

@@ -93,9 +93,9 @@ def ended_outside(problem: Problem, ended: Sequence[tuple[Method, PyTree]], data
     if not project.shared:
         return [
             f"{type(method).__name__} ended outside of clients' own sets: x is {distance:.3g} from that of "
-            f"client {whose}, and ‖x‖ = {length:.3g}. The problem asks for a point of all of them, and means "
-            "of points that each client projects onto its own are none. The penalty of FedRZO and its kin "
-            f"draws towards all of them, and the smaller its eta, the nearer x ends.{others}"
+            f"client {whose}, and ‖x‖ = {length:.3g}. A solution is in the sets of all clients, but a mean "
+            "of points that clients project onto their own sets need not be. The penalty of the FedRZO "
+            f"methods pulls towards all of them; with a smaller eta, x ends nearer.{others}"
         ]
     eta = method.describe().get("eta")
     nearer = f" A smaller eta (it is {eta:g}) ends nearer to the set." if isinstance(eta, float) else ""

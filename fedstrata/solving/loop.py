@@ -195,13 +195,13 @@ def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Inte
     if number == signal.SIGTERM:
         signal.raise_signal(number)
     saved = (
-        f" It is saved in {loop.saving.file}, and resume=True goes on."
+        f" It is saved in {loop.saving.file}; continue with resume=True."
         if loop.saving is not None and loop.saved
         else ""
     )
     return Interrupted(
         f"Interrupted after round {loop.round} of {loop.posed.rounds}.{saved} "
-        "The exception's .result is what there is.",
+        "The exception's .result is the result so far.",
         result,
     )
 
@@ -591,7 +591,7 @@ class Loop:
         if facts["round"] > self.posed.rounds:
             raise CheckpointError(
                 f"{saving.file} is already at round {facts['round']}, past rounds={self.posed.rounds}: "
-                "give as many rounds as there are to be in all."
+                "rounds counts from the start, so give a larger number."
             )
         self.round, self.earlier = facts["round"], (facts["seconds"], facts["compiling"])
         for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):

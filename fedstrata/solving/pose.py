@@ -221,8 +221,8 @@ def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, cl
     if shared and shapes and shapes == [(clients, *np.shape(leaf)) for leaf in jax.tree.leaves(y0)]:
         name, kind = type(method).__name__, type(problem).__name__
         raise TypeError(
-            f"{name} gives every client a y of its own, but the clients of this {kind} share one. Say that "
-            "each has its own: local=True where the class takes it, or a subclass with personal = True; or "
+            f"{name} gives every client its own y, but the clients of this {kind} share one. Declare that "
+            "each has its own (local=True if the class takes it, or a subclass with personal = True), or "
             "give default_metrics=False."
         )
 
@@ -238,14 +238,14 @@ def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
         raise TypeError(f"data must be FederatedData, but is {_kind(data)}.")
     if not method.solves:
         raise TypeError(
-            f"{type(method).__name__} does not say what it is for: give its class solves = "
-            "(fs.Minimization,), or whatever it solves."
+            f"{type(method).__name__} does not declare what it solves: give its class "
+            "solves = (fs.Minimization,), for instance."
         )
     if not isinstance(problem, method.solves):
         fitting = sorted(name for name, cls in METHODS.items() if isinstance(problem, cls.solves))
         raise TypeError(
             f"{type(method).__name__} solves {', '.join(c.__name__ for c in method.solves)}, "
-            f"not {type(problem).__name__}. For that there are: {', '.join(fitting) or 'no methods yet'}."
+            f"not {type(problem).__name__}. These methods do: {', '.join(fitting) or 'none yet'}."
         )
 
 
@@ -253,14 +253,14 @@ def _kind(data: Any) -> str:
     """A description of an argument that is not `FederatedData`, and how to convert it."""
     by_clients = "fs.FederatedData.from_clients([{'x': …, 'y': …}, …]), with the arrays of each client"
     if hasattr(data, "columns"):
-        return "a data frame: fs.FederatedData.from_dataframe(df, by='hospital', label='ill') makes it of one"
+        return "a data frame: fs.FederatedData.from_dataframe(df, by='hospital', label='ill') converts it"
     match data:
         case list() | tuple():
             return f"a {type(data).__name__}: build it with {by_clients}"
         case dict():
             return (
                 "a dict: fs.FederatedData.from_arrays(arrays, clients, partition) divides arrays over "
-                f"clients; where they are divided, {by_clients}"
+                f"clients; if they are divided already, {by_clients}"
             )
     return f"{short(data)}: build it with {by_clients}"
 
@@ -430,7 +430,7 @@ def check_method(setup: Setup, method: Method, rounds: int) -> Method:
         raise TypeError(
             f"{type(method).__name__} differentiates {', '.join(lacking)}, which has values only "
             "(fs.black_box). "
-            f"Methods that need no more of it: {', '.join(fitting) or 'none for this class of problems'}."
+            f"Methods that need only values of it: {', '.join(fitting) or 'none for this class of problems'}."
         )
     method.check(setup.problem, setup.clients)
     method.check_schedules(rounds)

@@ -165,8 +165,8 @@ class Result:
         """
         if (found := self._predictor()) is None:
             raise ValueError(
-                "The result has no model that it knows: its problem's functions must apply a model of "
-                "`fs.models`, whose parameters are x or y, to the samples as they are. Otherwise call "
+                "The result has no model: for one, the problem's functions must apply a model of "
+                "`fs.models`, whose parameters are x or y, to unchanged samples. Otherwise call "
                 "model.predict(result.x, inputs)."
             )
         return found

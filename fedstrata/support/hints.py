@@ -21,8 +21,8 @@ def hint(error: Exception) -> str:
         )
     if "batch_stats" in str(error):  # of Flax linen
         return (
-            "Statistics of batches belong to no sample, and average badly over clients that differ. Take "
-            "group or layer normalisation (nn.GroupNorm)."
+            "A loss of one sample cannot use batch statistics, and a mean of them over clients is not that "
+            "of a batch. Use group or layer normalisation (nn.GroupNorm)."
         )
     values = "; or, where only values are needed, fs.black_box(function) takes any Python."
     match error:

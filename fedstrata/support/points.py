@@ -62,7 +62,7 @@ def as_floats(tree: PyTree, name: str) -> PyTree:
         where = f"{name}{jax.tree_util.keystr(path)}"
         if _is_statistic(leaf) or "['batch_stats']" in where:  # of Flax NNX, or of linen
             raise TypeError(
-                f"{where} is a statistic of batches, which would be trained like a parameter. Take group or "
+                f"{where} is a batch statistic, which would be trained like a parameter. Use group or "
                 "layer normalisation, whose outputs depend on one sample alone."
             )
         if path and callable(leaf) and not hasattr(leaf, "dtype"):

@@ -77,11 +77,13 @@ def load_arrays(file: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
-        raise CheckpointError(f"{file} is damaged: it is not what was written. Delete it to start afresh.")
+        raise CheckpointError(
+            f"{file} is damaged: it has changed since it was written. Delete it to start again."
+        )
     if version != str(VERSION):
         raise CheckpointError(
             f"{file} has the format {version}, this version reads {VERSION}. "
-            "Delete it to start afresh, or use the version that wrote it."
+            "Delete it to start again, or use the version that wrote it."
         )
     arrays = load(content)
     arrays |= {name: arrays[name].view(jnp.bfloat16) for name in json.loads(header.get("bfloat16", "[]"))}

@@ -108,5 +108,5 @@ def locked(folder: Path, what: str) -> Iterator[None]:
             if fcntl is not None:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BlockingIOError(f"{what} is running already: it holds {folder}.") from None
+            raise BlockingIOError(f"{what} is already running and uses {folder}.") from None
         yield

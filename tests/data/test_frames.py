@@ -93,7 +93,7 @@ def test_words_are_named_or_encoded(frame):
     assert new["x"].tolist() == [[1, 0, 0, 1]]
     assert set(new) == {"x"}
     assert data.preparation.apply({"pain": ["none"], "age": [2], "ill": ["y"]})["y"].tolist() == [1]
-    with pytest.raises(fs.DataError, match="'pain' has 'cough', which none of the clients had"):
+    with pytest.raises(fs.DataError, match="'pain' has 'cough', which no client had in training"):
         data.preparation.apply(frame({"pain": ["cough"], "age": [1]}))
     with pytest.raises(fs.DataError, match="no column 'pain'"):
         data.preparation.apply(frame({"age": [1]}))
@@ -208,7 +208,7 @@ def test_what_is_held_out_is_drawn_class_by_class_and_client_by_client():
         ({}, {"valid_fraction": 0.1}, "north has 2 rows: too few"),
         ({"ill": [1, 0, None, 1, 1]}, {}, "north: the label 'ill' is missing in 1 rows, first in row 1"),
         ({"site": ["a", None, "a", "b", "b"]}, {}, "'site' is missing in 1 rows, first in row 1"),
-        ({"age": [None] * 5}, {"impute": "mean"}, "No training row of any client has a value of 'age'"),
+        ({"age": [None] * 5}, {"impute": "mean"}, "No training row of any client has a value in 'age'"),
         ({"day": pd.to_datetime(["2020-01-01"] * 5)}, {"encode": True}, "'day' is of type Datetime.*numbers"),
         ({"day": ["2020-01-31"] * 5}, {"encode": True}, "'day' holds dates such as '2020-01-31'.*features="),
         ({"day": ["31.1.20", None, *["1/2/2020 10:30"] * 3]}, {"encode": True}, "'day' holds dates"),
@@ -229,10 +229,10 @@ def test_what_is_no_frame_is_told_where_to_go():
     with pytest.raises(fs.DataError, match=r"LazyFrame\. Give its \.collect"):
         fs.FederatedData.from_dataframe(pl.LazyFrame(ROWS), by="site", label="ill")
     frames = {"a": pd.DataFrame({"u": [1], "y": [0]}), "b": pd.DataFrame({"u": ["x"], "y": [0]})}
-    with pytest.raises(fs.DataError, match="'u' is numbers in a, but b has 'x' in row 0"):
+    with pytest.raises(fs.DataError, match="'u' is numeric in a, but b has 'x' in row 0"):
         fs.FederatedData.from_dataframe(frames, label="y")
     frames["b"] = pd.DataFrame({"u": [1], "y": [0], "v": [2]})
-    with pytest.raises(fs.DataError, match="b has a column 'v' that a has not"):
+    with pytest.raises(fs.DataError, match="b has a column 'v' that a lacks"):
         fs.FederatedData.from_dataframe(frames, label="y")
 
 
@@ -251,7 +251,7 @@ def test_clients_with_gaps_are_scaled_from_a_list():
     np.testing.assert_allclose(new["x"].ravel(), [0, 1])
     with pytest.raises(fs.DataError, match="no array 'z'; it has 'x', 'y'"):
         fs.data.standardize(clients, of=("z",))
-    with pytest.raises(fs.DataError, match=r"shape \(2,\) in place of \(1,\)"):
+    with pytest.raises(fs.DataError, match=r"shape \(2,\), but needs \(1,\)"):
         data.preparation.apply({"x": np.ones((3, 2))})
 
 
@@ -286,8 +286,8 @@ class TestFiles:
             ),
             ("age,pain,ill\n1,2\n", "row 1 has 2 cells, the header has 3"),
             ("age,age,ill\n1,2,3\n", "name every column once"),
-            ("age,ill\n1,0\n", "site-a has a column 'pain' that site-c has not.*features="),
-            ("age,pain,ill\n5,a,0\nold,a,0\n", "'age' is numbers in site-a, but site-c has 'old' in row 1"),
+            ("age,ill\n1,0\n", "site-a has a column 'pain' that site-c lacks.*features="),
+            ("age,pain,ill\n5,a,0\nold,a,0\n", "'age' is numeric in site-a, but site-c has 'old' in row 1"),
         ],
     )
     def test_what_is_wrong_is_named(self, sites, text, message):
@@ -442,7 +442,7 @@ def test_columns_of_unequal_length_are_told():
 
 
 def test_columns_without_names_are_told():
-    with pytest.raises(fs.DataError, match=r"such as 0: give them names, df\.columns = "):
+    with pytest.raises(fs.DataError, match=r"such as 0: rename them, df\.columns = "):
         fs.FederatedData.from_dataframe(pd.DataFrame(np.ones((3, 2))), by=0, label=1)
 
 
@@ -482,5 +482,5 @@ def test_steps_of_ones_own_are_not_written(tmp_path):
 def test_clients_have_names():
     data = fs.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones(3)}], names=["Zurich", "Lyon"])
     assert data.names == ("Zurich", "Lyon")
-    with pytest.raises(fs.DataError, match="1 names of 2 clients"):
+    with pytest.raises(fs.DataError, match="1 names for 2 clients"):
         fs.FederatedData.from_clients([{"x": np.ones(2)}, {"x": np.ones(3)}], names=["Zurich"])

@@ -161,7 +161,7 @@ def test_absence_names_the_file(folder, tmp_path):
 def test_functions_and_sources_that_are_wrong():
     data = fs.FederatedData.from_source(fs.data.FromFunction(SIZES, lambda i: clients()[i]))
     assert_equal(data.load().train, fs.FederatedData.from_clients(clients()).train)
-    with pytest.raises(fs.DataError, match=r"client 1 arrays of \[\(1,\)\] samples, where its size is 2"):
+    with pytest.raises(fs.DataError, match=r"arrays of \[\(1,\)\] samples for client 1, whose size is 2"):
         fs.FederatedData.from_source(fs.data.FromFunction([4, 2], lambda i: clients()[i])).client(1)
     with pytest.raises(fs.DataError, match="whole numbers ≥ 1"):
         fs.FederatedData.from_source(fs.data.FromFunction([4, 0], lambda i: clients()[i]))

@@ -93,4 +93,4 @@ def test_gains_are_counted_patient_by_patient():
 
 def test_of_a_run_that_diverged_nothing_is_said():
     runs = [run(demo.LABELS["AFL"], 0, (9,) * 4, (0,) * 4, (20,) * 4, accuracy=np.nan)]
-    assert demo.findings(runs).endswith("a run diverged, so there is nothing to say.")
+    assert demo.findings(runs).endswith("a run diverged, so there is no result.")

@@ -240,7 +240,9 @@ def test_ending_outside_of_clients_own_sets_is_told_of():
         return jnp.clip(x, low[client.index], high[client.index])
 
     problem = fs.Minimization(lambda x, s: (x - s["c"]) ** 2 / 2, project=own)
-    words = r"outside of clients' own sets: x is 0\.5 from that of client 0, and .*penalty of FedRZO"
+    words = (
+        r"outside of clients' own sets: x is 0\.5 from that of client 0, and .*penalty of the FedRZO methods"
+    )
     with pytest.warns(UserWarning, match=words):
         result = fs.solve(problem, fs.FedAvg(0.1), data, 0.0, rounds=300, progress=False)
     assert float(result.x) == pytest.approx(1.5, rel=1e-5)

@@ -168,7 +168,7 @@ def test_fedrzo_ends_in_the_intersection_of_local_sets():
 
     pulled = fs.Minimization(lambda x, s: 0.5 * ((x - s["t"]) ** 2).sum(), project=project)
     method = fs.FedRZO(gamma=lambda r: 0.01 / (1 + r / 300), eta=eta, two_sided=True, batch_size=None)
-    with pytest.warns(UserWarning, match="outside of clients' own sets: .* the smaller its eta"):
+    with pytest.warns(UserWarning, match="outside of clients' own sets: .* with a smaller eta"):
         result = fs.solve(
             pulled, method, target, np.zeros(2), rounds=20_000, progress=False, eval_every=20_000
         )

@@ -85,7 +85,7 @@ def test_nothing_is_answered_that_cannot_be_written_down(tmp_path, full):
     host = Host({}, lambda number: None, tmp_path, audit=site)
     request = Request({"op": "done", "seq": 1}, [])
     answered = wire.unpack(host.answer(wire.pack(*request)))[0]
-    assert "cannot write down (No space left" in answered["error"]
+    assert "can record in its account (No space left" in answered["error"]
     with pytest.raises(Unfinished, match=r"server.jsonl cannot be written"):
         Audited(Sites(), server).exchange({0: request}, 1.0)
     full.undo()
@@ -114,7 +114,7 @@ def test_two_parties_tell_the_same_or_it_is_said(tmp_path):
     assert compare(read(server.file), read(site.file)) == []
     found = CliRunner().invoke(app, ["net", "audit", str(server.file), str(site.file)])
     assert found.exit_code == 0, found.output
-    assert "tell the same" in found.output
+    assert "Both accounts agree" in found.output
     site.note("answered", seq=11, **facts, up=7)
     assert compare(read(server.file), read(site.file)) == [
         "11: lyon answered what the server does not know of"

@@ -243,7 +243,7 @@ def test_a_sites_words_are_no_markdown():
 
 
 def test_a_folder_is_one_processs_at_a_time(tmp_path):
-    refused = pytest.raises(BlockingIOError, match="A server is running already: it holds")
+    refused = pytest.raises(BlockingIOError, match="A server is already running and uses")
     with locked(tmp_path, "A server"), refused, locked(tmp_path, "A server"):
         pass
     with locked(tmp_path, "A server"):
@@ -260,7 +260,7 @@ def test_a_run_that_was_killed_is_not_under_way(command, tmp_path):
         (tmp_path / "network.json").write_text(json.dumps(facts))
         done = CliRunner().invoke(app, ["net", command, str(tmp_path)])
         assert done.exit_code == 2
-        assert f"The process {pid} is gone" in done.output
+        assert f"The process {pid} has ended" in done.output
 
 
 def test_kits_need_the_experiment_s_file(tmp_path):

@@ -216,7 +216,7 @@ def run(**options):
 
 REFUSED = {
     "single replies": lambda: run(name="fedrzo-scalars"),
-    "always on": lambda: run(dropouts=fs.Dropouts(0.1)),
+    "do not drop out": lambda: run(dropouts=fs.Dropouts(0.1)),
     "at least 3 clients in a round": lambda: run(participation=2),
     "asks 2 of the clients": lambda: run(name="fedmsa"),
     "policy 'wait'": lambda: run(engine=Network(policy=Policy("drop"))),

@@ -151,7 +151,7 @@ def test_what_per_client_refuses():
     with pytest.raises(TypeError, match="'loss' must return one number for one sample"):
         solve({"loss": fs.per_client(lambda x, sample: x)})
     bare = dataclasses.replace(data, test=TEST, valid=None, valid_sizes=None)
-    with pytest.raises(fs.DataError, match="do not say whose"):
+    with pytest.raises(fs.DataError, match="do not say which client"):
         solve({"loss": fs.per_client(loss, part="test")}, data=bare)
     with pytest.raises(ValueError, match="validation samples, but the data has none"):
         solve({"loss": fs.per_client(loss, part="valid")}, data=bare)

@@ -246,7 +246,7 @@ class Network(Engine):
         if self.remote is None:
             return
         if not noted:
-            raise ValueError("The checkpoint is not of a run on sites elsewhere: give another folder.")
+            raise ValueError("The checkpoint does not belong to a run on remote sites: give another folder.")
         if noted["sites"] != list(self.transport.names):
             raise ValueError(
                 f"The run has the sites {', '.join(noted['sites'])}, but the federation now has "
@@ -345,13 +345,13 @@ class Network(Engine):
     def _check_secure(self) -> None:
         if self.policy.missing == "drop":
             raise ValueError(
-                "secure=True needs the policy 'wait': of the sum with a site, and the sum of the same round "
-                "without it, the difference is its part."
+                "secure=True needs the policy 'wait': the difference between the sums of a round with "
+                "a site and without it is its upload."
             )
         if len(self.members) < FEWEST:
             raise ValueError(
                 f"secure=True needs at least {FEWEST} sites, and there are {len(self.members)}: of two, each "
-                "knows the other's part from the sum."
+                "learns the other's upload from the sum."
             )
 
     def _check_per_client(self, name: str, metric: PerClient, setup: Setup, method: Method) -> None:

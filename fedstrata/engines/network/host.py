@@ -158,7 +158,7 @@ class Host:
         except OSError as error:
             log.error("the account cannot be written: %s", error)
             why = error.strerror or type(error).__name__
-            raise SiteRefused(f"This site answers nothing that it cannot write down ({why}).") from error
+            raise SiteRefused(f"This site answers only what it can record in its account ({why}).") from error
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request."""
@@ -252,12 +252,12 @@ class Host:
             raise SiteRefused("A run that was not opened.")
         clients = wire.value(header, "clients", int)
         if not arrays or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
-            raise SiteRefused("The server counts this site's clients otherwise.")
+            raise SiteRefused("The server and this site disagree on the numbers of its clients.")
         own, total = np.array(arrays[0]), wire.value(header, "total", int)
         if not (0 < clients <= MOST_CLIENTS and 0 < total <= MOST_SAMPLES):
             raise SiteRefused("A federation of more clients or samples than can be counted, or of none.")
         if not ((own >= 0).all() and (own < clients).all() and len(set(own.tolist())) == len(own)):
-            raise SiteRefused("The server counts this site's clients otherwise.")
+            raise SiteRefused("The server and this site disagree on the numbers of its clients.")
         server = blank(header.get("server"))
         text, identity = self.opened.text(clients, server)
         _compare(wire.value(header, "identity", dict), identity)

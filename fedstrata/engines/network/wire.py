@@ -115,7 +115,7 @@ def value(header: Header, name: str, kind: type) -> Any:
     """
     found = header.get(name)
     if not _is(found, kind):
-        raise WireError(f"A header whose entry {name!r} is missing or no {kind.__name__}.")
+        raise WireError(f"A header whose entry {name!r} is missing or not of type {kind.__name__}.")
     return found
 
 

@@ -100,7 +100,7 @@ class RunStore:
         content = file.read_bytes()
         if not is_whole(content):
             raise CheckpointError(
-                f"{file} is damaged: its contents are not what was written. Delete it to repeat the run."
+                f"{file} is damaged: it has changed since it was written. Delete it to repeat the run."
             )
         found = json.loads(content)
         remarks = tuple(found.get("remarks", ()))  # an older file has none

@@ -260,7 +260,7 @@ def findings(runs: Sequence[RunRecord]) -> str:
     for label in there:
         if any(np.isnan(run.history[NAMES[0]][-1]) for run in runs if run.label == label):
             short.append(f"of **{label}** a run diverged")
-            long.append(f"- **{label}**: a run diverged, so there is nothing to say.")
+            long.append(f"- **{label}**: a run diverged, so there is no result.")
             continue
         every = gains(runs, label)
         sure = {"gains": [g for g in every if g.low > 0], "loses": [g for g in every if g.high < 0]}
@@ -308,7 +308,8 @@ EXPERIMENT = Experiment(
         PlotSpec(
             "accuracy", kind="bar", x="series", series=NAMES, title="Accuracy on held-out patients",
             x_label="hospital", y_label="accuracy",
-            caption="In Zurich 93 % are ill: saying so of everyone is right that often.", name="accuracy",
+            caption="In Zurich 93 % are ill, so predicting illness for everyone is right that often.",
+            name="accuracy",
         ),
         PlotSpec("weight", log_y=True, title="The regularisation on its way", y_label="mean weight λ"),
     ),

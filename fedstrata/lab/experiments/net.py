@@ -66,7 +66,7 @@ SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 Data = Annotated[str | None, typer.Option(help="module:function, a .csv file, or the folder of a store.")]
 Label = Annotated[str, typer.Option(help="The column of a .csv file that is y.")]
 Valid = Annotated[float, typer.Option(help="The part of a .csv file's rows that is for validation.")]
-Share = Annotated[bool, typer.Option("--share", help="Let `net collect` fetch what they remember.")]
+Share = Annotated[bool, typer.Option("--share", help="Let `net collect` fetch the clients' memory.")]
 Simulated = Annotated[bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")]
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
@@ -74,10 +74,11 @@ Watch = Annotated[
     str | None,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics, /healthz and a page; on loopback by default."),
 ]
-Log = Annotated[Path | None, typer.Option(help="A file for the log; default the standard error.")]
-LogJson = Annotated[bool, typer.Option("--log-json", help="Log a JSON object a line.")]
+Log = Annotated[Path | None, typer.Option(help="The file of the log; default stderr.")]
+LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
 LogLevel = Annotated[
-    logs.Level, typer.Option(help="From which level on. Exceptions' words, at debug, may hold samples.")
+    logs.Level,
+    typer.Option(help="The lowest level to log. At debug, texts of exceptions may contain samples."),
 ]
 Seeds = Annotated[int | None, typer.Option("--seeds", min=1, help="How many seeds.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
@@ -560,7 +561,7 @@ def _status(out: Path) -> dict[str, Any]:
         raise ValueError(f"No run is under way in {out}.") from None
     if not alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
         raise ValueError(
-            f"The process {facts['pid']} is gone, or has told nothing for {SILENT:.0f} s; "
+            f"The process {facts['pid']} has ended, or has reported nothing for {SILENT:.0f} s; "
             "`net run --resume` goes on."
         )
     return facts
@@ -598,7 +599,7 @@ def audit(
             server, site = (entries, there) if entries[0]["party"] == "server" else (there, entries)
             if differences := compare(server, site):
                 raise AuditError("The accounts differ:\n" + "\n".join(differences[:20]))
-            typer.echo("The two tell the same of every exchange between them.")
+            typer.echo("Both accounts agree on every exchange between the two parties.")
 
 
 @net.command()

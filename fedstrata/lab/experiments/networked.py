@@ -64,7 +64,7 @@ def task_of(experiment: Experiment, setting: Setting) -> Task:
         file = Path(getattr(sys.modules.get(experiment.build.__module__), "__file__", None) or "")
         raise ExperimentError(f"build{line_in(error, file)}: {type(error).__name__}: {error}") from error
     if not isinstance(task, Task):
-        raise ExperimentError(f"{experiment.name} does not go through solve, so it cannot run on a network.")
+        raise ExperimentError(f"{experiment.name} does not call fs.solve, so it cannot run on a network.")
     return task
 
 
@@ -224,7 +224,7 @@ def opener_of_site(
         ValueError: if the site does not belong to the federation, or has no samples that fit.
     """
     if name not in names:
-        raise ValueError(f"{name!r} is none of the sites {names}.")
+        raise ValueError(f"{name!r} is not one of the sites {names}.")
     if (data is None) == (not simulated):
         raise ValueError("Give --data, or --simulated for a share of the experiment's own data.")
     entry = None if data is None else entry_of(data, label, folder, valid_fraction)

@@ -27,9 +27,9 @@ class LocalCompositions(Method[Composition, StateT]):
     @classmethod
     def refuses(cls, problem: Composition) -> str | None:
         if not problem.local:
-            return f"{cls.__name__}'s inner values are each client's own: fs.Composition(…, local=True)."
+            return f"{cls.__name__} needs each client's own inner values: use fs.Composition(…, local=True)."
         if any(level.mean is not None for level in problem.levels):
-            return f"{cls.__name__} takes arithmetic means, and a level has a mean of its own."
+            return f"{cls.__name__} takes arithmetic means, but a level has another kind of mean."
         return None
 
 

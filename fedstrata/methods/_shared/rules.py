@@ -63,15 +63,15 @@ def descent(at: Conditions, its: Measured, L: float | None = None, *, local: boo
         local: whether to take several local steps if clients hardly differ.
     """
     if its.kinked:
-        return Steps(downhill(at, its), 0.0, "kinks: the step falls geometrically", True)
+        return Steps(downhill(at, its), 0.0, "kinks: the step size decreases geometrically", True)
     step = its.within(at.cohort_L(its) if L is None else L)
     rate = step * max(its.mu, 0.0)
     if at.partial and its.heterogeneity > 0:
-        why = "a step of 1/L of those who take part, fading as their choice is noise"
+        why = "step size 1/L of the participants, decreasing because their choice is noise"
         return Steps(fading(step, rate / 2), 0.0, why, True)
     H = undrifted(at, its, step) if local else 1
     why = "one local step has no drift" if H == 1 else f"{H} local steps drift by less than {BIAS:g}"
-    return Steps(step, rate, f"a step of 1/L; {why}", H=H)
+    return Steps(step, rate, f"step size 1/L; {why}", H=H)
 
 
 def downhill(at: Conditions, its: Measured) -> Any:
@@ -117,7 +117,9 @@ class TwoLevels(NamedTuple):
         if not at.partial or homogeneous:
             return self
         alpha, beta = (fading(step, self.rate / 2) for step in (self.alpha, self.beta))
-        return TwoLevels(alpha, beta, 0.0, (*self.why, "both fade, as the choice of clients is noise"), True)
+        return TwoLevels(
+            alpha, beta, 0.0, (*self.why, "both decrease, because the choice of clients is noise"), True
+        )
 
 
 def strongly_convex(at: Conditions) -> Measured:
@@ -195,12 +197,12 @@ def composed(at: Conditions, slower: float = 1.0, *, threshold: bool = False) ->
         return Steps(downhill(at, its), 0.0, "kinks: eta falls geometrically", True)
     step = its.step / slower
     if at.partial:
-        why = "eta = 1/L, fading as the choice of clients is noise"
+        why = "eta = 1/L, decreasing because the choice of clients is noise"
         return Steps(fading(step, step * max(its.mu, 0) / 2), 0.0, why, True)
     return Steps(step, step * max(its.mu, 0), "eta = 1/L" if slower == 1 else f"eta = 1/({slower:g} L)")
 
 
-PART_IS_BIASED = "inner means over some of the clients bias the limit"
+PART_IS_BIASED = "inner means over a part of the clients bias the limit"
 
 
 def biased_where_partial(at: Conditions) -> tuple[str, ...]:

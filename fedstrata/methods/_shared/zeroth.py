@@ -58,19 +58,21 @@ def by_values(at: Conditions, F: Measured, *, own: bool) -> Choice:
     rounding = F.rounding * np.sqrt(n) / (ACCURATE * F.gradient) if F.gradient > 0 else 0.0
     eta: Any = max(WIDE * way, rounding)
     options: dict[str, Any] = {"directions": b, "orthogonal": True, "two_sided": True}
-    reasons = [f"{b} orthogonal directions a step, on both sides; eta from the way ahead and from rounding"]
+    reasons = [f"{b} orthogonal directions per step, two-sided; eta from the distance to go and rounding"]
     if F.kinked:
         first = F.reach / (F.gradient or 1.0) / growth
         options |= {"gamma": falling(first, at.rounds), "eta": falling(eta, at.rounds, NARROWS)}
-        return Choice(options, 0.0, (*reasons, "F has kinks: gamma and eta fall geometrically"), True)
+        return Choice(options, 0.0, (*reasons, "F has kinks: gamma and eta decrease geometrically"), True)
     L = 1 / F.step
     gamma = 1 / (growth * L)
     if not at.problem.set_of_x.trivial:
         eta = max(min(eta, OUTSIDE * way / F.gradient if F.gradient > 0 else eta), rounding)
         gamma = 1 / (growth * L + 1 / eta)
-        reasons.append("gamma below eta, as the pull to the set needs")
+        reasons.append("gamma below eta, because of the pull to the set")
     rate = gamma * max(F.mu, 0.0)
     if at.partial:
         options |= {"gamma": fading(gamma, rate / 2), "eta": eta}
-        return Choice(options, 0.0, (*reasons, "gamma fades, as the choice of clients is noise"), True)
+        return Choice(
+            options, 0.0, (*reasons, "gamma decreases, because the choice of clients is noise"), True
+        )
     return Choice(options | {"gamma": gamma, "eta": eta}, rate, (*reasons, f"gamma = 1/(L·{growth:.3g})"))
