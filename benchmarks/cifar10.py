@@ -2,6 +2,7 @@
 
     python -m benchmarks.cifar10                      # FEDSTRATA_DATA has CIFAR-10; on a GPU: all rows
     python -m benchmarks.cifar10 --rounds 20 --rows "FedAvg iid" --participants 4 --test 500    # two cores
+    python -m benchmarks.cifar10 --rows loop          # the same rounds in PyTorch, one client after the other
 
 The settings are those of their repository (``benchmarks/image_classification/configs/baseline.yaml`` and its
 README): 1000 clients with 50 images each, drawn alike (iid) or with classes from Dir(0.1) for each client; 50
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import time
@@ -193,11 +195,55 @@ def run(
     }  # fmt: skip
 
 
+def loop(arrays: dict[str, np.ndarray], clients: int, participants: int, seed: int) -> dict[str, Any]:
+    """FedAvg in PyTorch, one client after the other: the milliseconds of a round, without evaluations."""
+    import torch
+    from torch import nn
+
+    place = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True  # as JAX does
+    torch.manual_seed(seed)
+    mean, deviation = moments(arrays["x_train"])
+    images = (arrays["x_train"][: clients * IMAGES].astype(np.float32) - mean) / deviation
+    x = torch.tensor(images.astype(np.float32).transpose(0, 3, 1, 2), device=place)
+    y = torch.tensor(arrays["y_train"][: clients * IMAGES].astype(np.int64), device=place)
+    net = nn.Sequential(
+        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Dropout(0.25), nn.Linear(14 * 14 * 64, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10),
+    ).to(place)  # fmt: skip
+
+    def one_round() -> None:
+        start = {name: a.detach().clone() for name, a in net.state_dict().items()}
+        total = {name: torch.zeros_like(a) for name, a in start.items()}
+        for client in torch.randperm(clients)[:participants].tolist():
+            net.load_state_dict(start)
+            optimizer = torch.optim.SGD(net.parameters(), lr=GAMMA)
+            for _ in range(STEPS):
+                rows = client * IMAGES + torch.randint(IMAGES, (BATCH,), device=place)
+                optimizer.zero_grad(set_to_none=True)
+                nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+                optimizer.step()
+            for name, a in net.state_dict().items():
+                total[name] += a / participants
+        net.load_state_dict(total)
+        if place == "cuda":
+            torch.cuda.synchronize()
+
+    one_round()
+    seconds = []
+    for _ in range(10):
+        began = time.perf_counter()
+        one_round()
+        seconds.append(time.perf_counter() - began)
+    return {"ms": 1e3 * min(seconds), "torch": torch.__version__}
+
+
 def main() -> None:
-    """Run the rows that are asked for; what was measured is written after each."""
+    """Run the rows that are asked for; what was measured is printed and written after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS), metavar="ROW")
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS, "loop"], default=list(ROWS), metavar="ROW")
     parser.add_argument("--rounds", type=int, help="fewer rounds, for a try")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help="fewer clients, for a try")
     parser.add_argument("--participants", type=int, default=50)
     parser.add_argument("--test", type=int, help="fewer test images, for a try")
     parser.add_argument("--seeds", type=int, default=1)
@@ -206,20 +252,27 @@ def main() -> None:
     given = parser.parse_args()
     arrays = dict(fs.data.load("cifar10"))
     arrays |= {name: arrays[name][: given.test] for name in ("x_test", "y_test")}
-    print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}", flush=True)
+    print(f"{jax.devices()[0].device_kind}, JAX {jax.__version__}, {given.precision}", flush=True)
     found = []
-    for name in given.rows:
-        row = ROWS[name] if given.rounds is None else ROWS[name]._replace(rounds=given.rounds)
-        for seed in range(given.seeds):
-            one = run(arrays, row, CLIENTS, given.participants, seed, precision=given.precision)
-            found.append({"row": name, **one})
-            print(
-                f"{name:28s} seed {seed}  {row.rounds} rounds  accuracy {one['accuracy']:.2%}  best "
-                f"{one['best']:.2%}  {one['seconds']:.1f} s ({one['compiling']:.1f} compiling)", flush=True,
-            )  # fmt: skip
-            if given.out is not None:
-                given.out.parent.mkdir(parents=True, exist_ok=True)
-                given.out.write_text(json.dumps(found, indent=1))
+    for name, seed in itertools.product(given.rows, range(given.seeds)):
+        entry: dict[str, Any] = {"row": name, "precision": given.precision, "seed": seed}
+        try:
+            if name == "loop":
+                entry |= loop(arrays, given.clients, given.participants, seed)
+                words = f"{entry['ms']:.1f} ms a round, PyTorch {entry['torch']}"
+            else:
+                row = ROWS[name] if given.rounds is None else ROWS[name]._replace(rounds=given.rounds)
+                options = {"precision": given.precision}
+                entry |= run(arrays, row, given.clients, given.participants, seed, **options)
+                words = "{rounds} rounds  accuracy {accuracy:.2%}  best {best:.2%}".format_map(entry)
+                words += "  {seconds:.1f} s ({compiling:.1f} compiling)".format_map(entry)
+        except Exception as error:  # the others are still of interest
+            entry["error"] = words = f"{type(error).__name__}: {error}"[:300]
+        found.append(entry)
+        print(f"{name:28s} seed {seed}  {words}", flush=True)
+        if given.out is not None:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            given.out.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

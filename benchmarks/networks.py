@@ -1,6 +1,8 @@
 """Networks on one GPU: whole calls beside programs by hand, the forms of convolutions, the card's limits.
 
     python -m benchmarks.networks [limits forms cnn resnet gpt] [--out FILE.json]
+    python -m benchmarks.networks cnn resnet gpt --only "8 of 8.*FedStrata$"    # rows by their names
+    python -m benchmarks.networks large                                             # 163 M parameters
     CUDA_VISIBLE_DEVICES=0,1 python -m benchmarks.networks cnn resnet gpt    # with rows of both GPUs
     python -m benchmarks.networks small                                      # two cores of a CPU, in turn
 
@@ -16,6 +18,7 @@ import argparse
 import functools
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +35,7 @@ from benchmarks.timing import interleave
 from fedstrata.engines.convolutions import rewritten
 
 REPEATS = 3
+ONLY = re.compile("")  # what the names of cases and programs contain
 Rows = list[dict[str, Any]]
 
 
@@ -50,6 +54,8 @@ def least(run: Callable[[], Any], repeats: int = REPEATS) -> tuple[float, float]
 
 def timed(rows: Rows, case: str, program: str, run: Callable[[], Any], rounds: int) -> None:
     """Time a call of so many rounds, or say why it failed; keep and print it."""
+    if not ONLY.search(f"{case}: {program}"):
+        return
     row: dict[str, Any] = {"case": case, "program": program}
     try:
         first, seconds = least(run)
@@ -153,10 +159,17 @@ def by_hand(
 
 
 def ours(
-    loss: Callable[..., Any], x0: Any, data: Any, chosen: int, method: Any, rounds: int, **options: Any
+    loss: Callable[..., Any],
+    x0: Any,
+    data: Any,
+    chosen: int,
+    method: Any,
+    rounds: int,
+    frozen: Any = None,
+    **options: Any,
 ) -> Callable[[], Any]:
     """A whole call of `fedstrata.solve`."""
-    problem = fs.Minimization(loss)
+    problem = fs.Minimization(loss, frozen=frozen)
     return lambda: fs.solve(
         problem, method, data, x0, rounds=rounds, participation=chosen, eval_every=rounds,
         default_metrics=False, progress=False, certify=False, **options,
@@ -357,6 +370,9 @@ class GPT(NamedTuple):
     heads: int = 6
 
 
+LARGE = GPT(50257, 1024, 768, 12, 12)
+
+
 def gpt_start(key: Any, sizes: GPT) -> Any:
     """The parameters; with the default sizes 10.6 M."""
     V, T, D, layers, _ = sizes
@@ -375,7 +391,7 @@ def gpt_start(key: Any, sizes: GPT) -> Any:
 
 
 def gpt_loss(dtype: Any, sizes: GPT, x: Any, s: Any) -> Any:
-    """The mean loss of a sample's tokens."""
+    """The mean loss of a sample's tokens; blocks may have adapters of low rank."""
     _, T, D, _, heads = sizes
 
     def norm(u: Any, scale: Any) -> Any:
@@ -385,7 +401,9 @@ def gpt_loss(dtype: Any, sizes: GPT, x: Any, s: Any) -> Any:
     x = jax.tree.map(lambda a: a.astype(dtype), x)
     u = x["e"][s["t"][:-1]] + x["p"]
     for b in x["b"]:
-        parts = jnp.split(norm(u, b["n"]) @ b["qkv"], 3, -1)
+        v = norm(u, b["n"])
+        low = v @ b["down"] @ b["up"] if "down" in b else 0.0  # an adapter
+        parts = jnp.split(v @ b["qkv"] + low, 3, -1)
         q, k, v = (a.reshape(T, heads, D // heads)[None] for a in parts)
         u = u + jax.nn.dot_product_attention(q, k, v, is_causal=True)[0].reshape(T, D) @ b["o"]
         u = u + jax.nn.gelu(norm(u, b["m"]) @ b["u"]) @ b["d"]
@@ -415,21 +433,58 @@ def gpt(rows: Rows) -> None:
     timed(rows, case, "FedStrata FedRZO", ours(plain, x0, data, 16, values, 5), 5)
 
 
+def large(rows: Rows, sizes: GPT = LARGE, clients: int = 100, chosen: int = 8) -> None:
+    """A transformer of GPT-2's size: tokens a second of adapters beside frozen parameters, and of all."""
+    rng, params = np.random.default_rng(0), gpt_start(jax.random.key(0), sizes)
+    tokens = rng.integers(0, sizes.characters, (clients, 4, sizes.length + 1)).astype(np.int32)
+    data, one = federated({"t": tokens}), functools.partial(gpt_loss, jnp.float32, sizes)
+    H, batch, rounds, rank = 2, 2, 2, 8
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    case, method = f"GPT of {count / 1e6:.0f} M", fs.FedAvg(gamma=0.05, H=H, batch_size=batch)
+    keys = jax.random.split(jax.random.key(1), sizes.layers)
+    start = [
+        {"down": 0.02 * jax.random.normal(key, (sizes.width, rank)), "up": jnp.zeros((rank, 3 * sizes.width))}
+        for key in keys
+    ]
+
+    def adapters(x: Any, s: Any, frozen: Any) -> Any:
+        return one(frozen | {"b": [b | own for b, own in zip(frozen["b"], x, strict=True)]}, s)
+
+    for name, loss, x0, frozen in (
+        ("adapters", adapters, start, params), ("all parameters", one, params, None),
+    ):  # fmt: skip
+        for precision in ("bfloat16", "float32"):
+            run = ours(loss, x0, data, chosen, method, rounds, frozen, precision=precision)
+            before = len(rows)
+            timed(rows, case, f"{name} {precision}", run, rounds)
+            if "ms" in (row := (rows[before:] or [{}])[0]):
+                row["tokens a second"] = 1e3 * chosen * H * batch * sizes.length / row["ms"]
+                stats = jax.local_devices()[0].memory_stats() or {}
+                row["peak bytes so far"] = stats.get("peak_bytes_in_use", 0)
+                peak = row["peak bytes so far"] / 2**30
+                print(f"    {row['tokens a second']:,.0f} tokens a second, {peak:.1f} GiB so far", flush=True)
+
+
 PARTS = {"limits": limits, "forms": forms, "cnn": cnn, "resnet": resnet, "gpt": gpt}
-ON_CPUS = {"small": small}
+ASKED = {"small": small, "large": large}  # only when named
 
 
 def main() -> None:
     """Run the parts that are asked for; what was measured is written after each."""
+    global ONLY
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", help=", ".join({**PARTS, **ON_CPUS}))
+    parser.add_argument("parts", nargs="*", help=", ".join({**PARTS, **ASKED}))
+    parser.add_argument(
+        "--only", type=re.compile, default=ONLY, help="a pattern of rows: case, colon, program"
+    )
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    ONLY = given.only
     device = jax.devices()[0]
     rows: Rows = [{"case": "machine", "program": f"{device.device_kind}, JAX {jax.__version__}"}]
     print(rows[0]["program"], flush=True)
     for part in given.parts or list(PARTS):
-        {**PARTS, **ON_CPUS}[part](rows)
+        {**PARTS, **ASKED}[part](rows)
         if given.out is not None:
             given.out.parent.mkdir(parents=True, exist_ok=True)
             given.out.write_text(json.dumps(rows, indent=1))
