@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import fedstrata as fs
+from fedstrata.channels.clipping import noised
 from fedstrata.channels.compression import read
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import Network, Policy
@@ -155,6 +156,17 @@ def test_noise_from_the_system_is_not_that_of_the_seed(where):
     assert np.std(one) == pytest.approx(np.std(seeded), rel=0.1)
 
 
+def test_who_is_drawn_is_as_secret_as_the_noise(monkeypatch):
+    """Else ε, which counts on it, does not hold for those who know the seed; the same in every engine."""
+    options = {"participation": fs.Poisson(0.3), "channel": fs.Channel(clip=9.0, noise=0.0, seeded=False)}
+    one, other = (np.asarray(run_on(SLOPES, rounds=4, **options).x) for _ in range(2))
+    assert not np.allclose(one, other)
+    monkeypatch.setattr("os.urandom", lambda number: bytes(range(number)))
+    engines = fs.engines.Simulated(), fs.engines.Streamed(), Network()
+    found = [np.asarray(run_on(SLOPES, rounds=4, engine=engine, **options).x) for engine in engines]
+    np.testing.assert_allclose(found[1:], found[:1] * 2, rtol=1e-5, atol=1e-6)
+
+
 def test_the_server_of_sites_elsewhere_draws_noise_that_they_do_not_know():
     problem, data = linear(SLOPES)
     channel = fs.Channel(clip=1.0, noise=1.0)
@@ -188,6 +200,18 @@ def asked_of_sites(monkeypatch, channel):
     )
     run_on(np.zeros((2, 50)), channel=channel, engine=Network())
     return *seen[0], call
+
+
+def test_a_site_is_not_sent_the_key_of_the_noise_at_the_server(monkeypatch):
+    seen, call = [], Site.call
+    monkeypatch.setattr(Site, "call", lambda self, *request: seen.append(request[1]) or call(self, *request))
+    channel = fs.Channel(clip=1.0, noise=2.0, seeded=False)
+    noise = np.asarray(run_on(np.zeros((2, 50)), channel=channel, engine=Network()).x)
+    words = [np.asarray(a) for a in seen[0] if a.dtype == np.uint32]
+    assert len(words) == 3  # of the phase, of the exchange, of each client's noise
+    for key in map(jax.random.wrap_key_data, words):
+        guess = noised(jax.random.fold_in(key, 3), [jnp.zeros(50)], 1.0)[0]
+        assert not np.allclose(noise, guess, atol=1e-3)
 
 
 def test_a_site_adds_its_noise_whatever_the_server_says(monkeypatch):

@@ -53,9 +53,10 @@ class Channel:
             metrics and counts, in every exchange of a run. It needs three sites, a method that averages, and
             the policy ``"wait"``. The other engines compute the same sum without masks.
         examples: clipping and noise for single samples, at each client: `Examples`.
-        seeded: whether the noise follows from the run's seed. Then the run can be repeated, and whoever knows
-            the seed can subtract the noise. False draws it from the operating system: for results that are
-            shown to others, and for several runs on the same samples. The server of a network always does.
+        seeded: whether the noise and the draws of `Poisson` follow from the run's seed. Then the run can be
+            repeated, and whoever knows the seed can subtract the noise. False also takes random words of the
+            operating system: for results that are shown to others, and for several runs on the same samples.
+            The server of a network with noise always does.
         delta: δ of the (ε, δ) in the history, if there is noise; None: 1/(10 · clients), for single samples
             1/(10 · the samples of the largest client).
         epsilon: the privacy budget: the run ends before the round that would exceed it; None: unlimited.

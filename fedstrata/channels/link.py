@@ -323,7 +323,8 @@ class Link:
             real(part) if together else None,
             here,
             asked,
-            None if channel.seeded else jax.random.key_data(self._hidden(turn)),
+            # not the hidden key itself, by which a site that is sent this would know the server's noise
+            None if channel.seeded else jax.random.key_data(jax.random.fold_in(self._hidden(turn), 5)),
         )
 
     def _phase(

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedstrata.channels.link import Joined
 from fedstrata.core import counting, tree
 from fedstrata.core.cohorts import MANY, by_weight, threshold
 from fedstrata.core.fed import Fed, Population, Setup, by_size
@@ -24,10 +25,12 @@ MakeFed = Callable[[Setup, Any, PyTree, Array | None, Integer], Fed]
 START_KEY = 2**31 - 1  # stands for "before round 0" where a key is folded with a round's number
 
 
-def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | None:
+def cohort_of(
+    setup: Setup, key: Key, data: Population, r: Integer, secret: Array | None = None
+) -> Array | None:
     """The clients of round ``r``: None is everyone."""
     if setup.rate is not None:  # those with the least numbers, so that who is left out is random
-        return jnp.sort(jnp.argsort(_numbers(setup, key, r))[: setup.participants])
+        return jnp.sort(jnp.argsort(_numbers(setup, key, r, secret))[: setup.participants])
     if setup.participants == setup.clients:
         return None  # and no array: an exchange with everyone needs no look-up
     key = keys_of(key, r)[0]
@@ -38,9 +41,17 @@ def cohort_of(setup: Setup, key: Key, data: Population, r: Integer) -> Array | N
     return jnp.sort(uniformly(key, setup.clients, setup.participants))
 
 
-def _numbers(setup: Setup, key: Key, r: Integer) -> Array:
+def _numbers(setup: Setup, key: Key, r: Integer, secret: Array | None) -> Array:
     """A number in [0, 1) for each client: below the rate it takes part."""
-    return jax.random.uniform(keys_of(key, r)[0], (setup.clients,))
+    drawn = keys_of(key, r)[0]
+    for word in () if secret is None else secret:  # noise hides less from those who know who was drawn
+        drawn = jax.random.fold_in(drawn, word)
+    return jax.random.uniform(drawn, (setup.clients,))
+
+
+def secret_of(state: PyTree) -> Array | None:
+    """The random words that noise, and independent draws of clients, depend on besides the seed; or None."""
+    return state.secret if isinstance(state, Joined) else None
 
 
 def uniformly(key: Key, clients: int, count: int) -> Array:
@@ -65,9 +76,11 @@ def uniformly(key: Key, clients: int, count: int) -> Array:
     return jax.lax.while_loop(lambda now: ~now[2], again, start)[1]
 
 
-def cohorts_of(setup: Setup, key: Key, data: Population, rounds: Array) -> Array | None:
+def cohorts_of(
+    setup: Setup, key: Key, data: Population, rounds: Array, secret: Array | None = None
+) -> Array | None:
     """The clients of several rounds, drawn together: the rows that `cohort_of` gives."""
-    return jax.vmap(lambda r: cohort_of(setup, key, data, r))(rounds)
+    return jax.vmap(lambda r: cohort_of(setup, key, data, r, secret))(rounds)
 
 
 def keys_of(key: Key, r: Integer) -> tuple[Key, Key]:
@@ -86,15 +99,16 @@ def one_round(
     r: Integer,
     cohort: Array | None = None,
 ) -> Carry:
-    """Round ``r``, which draws from ``fold_in(key, r)`` alone; the state keeps its dtypes.
+    """Round ``r``, drawn from ``fold_in(key, r)`` and a channel's secret alone; the state keeps its dtypes.
 
     Its ``cohort`` is drawn here if it is None.
     """
-    chosen = cohort_of(setup, key, data, r) if cohort is None else cohort
+    secret = secret_of(carry.state)
+    chosen = cohort_of(setup, key, data, r, secret) if cohort is None else cohort
     key_round = keys_of(key, r)[1]
     fed = make_fed(setup, data, carry.memory, chosen, r)
     if setup.rate is not None:
-        fed.drawn = _numbers(setup, key, r) < setup.rate
+        fed.drawn = _numbers(setup, key, r, secret) < setup.rate
     # of the default width: 1/r of a 32-bit integer would be a float32 where the rest is in float64
     r = r if isinstance(r, int) else jnp.asarray(r, jnp.result_type(int))
     state = method.at(r).round(setup.problem, fed, key_round, r, carry.state)

@@ -43,7 +43,7 @@ from fedstrata.engines.programs import (
     settle,
     values_of,
 )
-from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round
+from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round, secret_of
 from fedstrata.support.tracing import traced
 
 Found = TypeVar("Found")
@@ -255,7 +255,7 @@ def stride_of(
         engine: for the layout of a carry.
         setup: with the length of a stride.
         round_once: ``round_once(carry, r, cohort)`` returns the carry after a round, and a tally.
-        cohorts: ``cohorts(r)`` draws the cohorts of a stride from round r on; None leaves it to the rounds.
+        cohorts: ``cohorts(carry, r)`` draws those of a stride from round r on; None leaves it to the rounds.
     """
 
     def one(cohorts_now: Array | None, turn: Integer, inner: Any) -> Any:
@@ -269,7 +269,7 @@ def stride_of(
         if setup.stride == 1:
             carry, r, words = one(None, turn, before)
         else:
-            step = partial(one, cohorts(before[1]))
+            step = partial(one, cohorts(*before[:2]))
             carry, r, words = jax.lax.fori_loop(0, setup.stride, step, tuple(before))
         # The first bad round is kept: a NaN stays in the state, so that later ones are bad, too.
         return carry, r, words, jnp.where((bad < 0) & ~finite(carry.state), r - 1, bad)
@@ -300,13 +300,14 @@ def trace_advance(
     def one(carry: Carry, r: Integer, cohort: Array | None) -> Carry:
         return one_round(make_fed, setup, method, carry, key, data, r, cohort)
 
-    def cohorts(r: Integer) -> Array | None:
+    def cohorts(carry: Carry, r: Integer) -> Array | None:
         # once a stride: a GPU asks the host whether a draw must be repeated
-        return None if setup.stride == 1 else cohorts_of(setup, key, data, r + jnp.arange(setup.stride))
+        rounds = r + jnp.arange(setup.stride)
+        return None if setup.stride == 1 else cohorts_of(setup, key, data, rounds, secret_of(carry.state))
 
     # Loops must know their carry beforehand: which counts and which metrics there are.
     (_, tally), round_once = traced(
-        one, carry, first, jax.eval_shape(lambda r: tree.row(cohorts(r), 0), first)
+        one, carry, first, jax.eval_shape(lambda *now: tree.row(cohorts(*now), 0), carry, first)
     )
     metrics, measured = traced(lambda c: measure(make_fed, setup, method, c, data), carry)
     none = no_counts(tally)  # two words for each count: a long run's do not fit into 32 bits

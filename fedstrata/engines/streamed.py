@@ -91,7 +91,7 @@ class Streamed(Engine):
     def begin(self, job: Job, carry: Carry) -> tuple[Carry, list[Counter[str]]]:
         """See `Engine.begin`: all clients, block after block."""
         run: StreamedRun = job.data
-        run.begin(job, carry.memory)
+        run.begin(job, carry)
         state, counts, _ = run.everyone("start", carry.state, 0)
         return run.carry(state), [counts]
 
@@ -99,6 +99,6 @@ class Streamed(Engine):
         self, job: Job, carry: Carry, first: int, rounds: np.ndarray, active: np.ndarray | None = None
     ) -> Advanced:
         run: StreamedRun = job.data
-        run.begin(job, carry.memory, strided(job.setup, rounds).stride)
+        run.begin(job, carry, strided(job.setup, rounds).stride)
         state, lane = in_a_loop(carry.state, first, rounds, run.rounds, run.measured)
         return Advanced(run.carry(state), [lane])

@@ -65,11 +65,11 @@ class Cohorts(Simulated):
 def drawn_cohorts(
     clients: int, participants: int, weights: Weights, rate: float | None
 ) -> Callable[..., Array]:
-    """The cohorts of some rounds, from the seed."""
+    """The cohorts of some rounds, from the seed and a channel's secret."""
     setup = Setup(None, clients, participants, weights, rate=rate)  # type: ignore[arg-type]
 
-    def of(seed: Integer, rounds: Array, data: Any) -> Array | None:
-        return cohorts_of(setup, jax.random.key(seed), data, rounds)
+    def of(seed: Integer, rounds: Array, data: Any, secret: Array | None) -> Array | None:
+        return cohorts_of(setup, jax.random.key(seed), data, rounds, secret)
 
     return jax.jit(of)
 

@@ -24,7 +24,7 @@ from fedstrata.engines.engine import Carry, Job, need_two_threads
 from fedstrata.engines.memories import Memories, MemoriesAt
 from fedstrata.engines.programs import program, settle
 from fedstrata.engines.remote import Call, handle_of
-from fedstrata.engines.rounds import measure
+from fedstrata.engines.rounds import measure, secret_of
 from fedstrata.engines.simulated import Simulated, in_strides, trace_advance
 from fedstrata.engines.streamed_programs import (
     AsksOthers,
@@ -77,10 +77,11 @@ class StreamedRun:
         self._in_windows: bool | None = None
         self._checked = False
 
-    def begin(self, job: Job, held: MemoriesAt | None, stride: int = 1) -> None:
+    def begin(self, job: Job, carry: Carry, stride: int = 1) -> None:
         """Begin a chunk of rounds that divides into strides, see `fedstrata.engines.simulated.strided`."""
         self.setup, self.method, self.seed, self.stride = job.setup, job.method, job.seed, stride
-        setup = self.setup
+        self.secret = secret_of(carry.state)
+        setup, held = self.setup, carry.memory
         if held is not None:
             self.memories = held.memories
             self.memories.begin(held.version)
@@ -235,7 +236,7 @@ class StreamedRun:
         setup = self.setup
         draw = drawn_cohorts(setup.clients, setup.participants, setup.weights, setup.rate)
         rounds = r + np.arange(self._capacity["rounds"], dtype=np.int32)
-        return draw(np.uint32(self.seed), rounds, self._outline)
+        return draw(np.uint32(self.seed), rounds, self._outline, self.secret)
 
     def _placed(self, host: Placed) -> Placed:
         return replace(jax.device_put(host), server=self.server, test=self.test)

@@ -39,7 +39,7 @@ from fedstrata.engines.network.timing import Slot, Timing
 from fedstrata.engines.network.transport import Failure, Local, Request, Transport
 from fedstrata.engines.programs import key_of
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, remote_text
-from fedstrata.engines.rounds import cohort_of, in_a_loop
+from fedstrata.engines.rounds import cohort_of, in_a_loop, secret_of
 from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
@@ -200,7 +200,8 @@ class Network(Engine):
 
     def carried(self, method: Any, carry: Carry) -> Carry:
         state, memory = with_heard(method, carry)
-        return Carry(with_secret(state) if self.elsewhere else state, memory)
+        noisy = any(channel.noise for channel in getattr(method, "channels", {}).values())
+        return Carry(with_secret(state) if self.elsewhere and noisy else state, memory)
 
     def place_carry(self, carry: Carry) -> Carry:
         """The state; of the memory, which clients keep, one client's placeholder stands in the programs.
@@ -448,7 +449,7 @@ class Network(Engine):
     def _run(self, program: str, carry: Carry, r: int) -> Any:
         (setup, method, seed, data), cohort = self._job, None
         if program == "round" and self._absent:
-            cohort = self._present(r)
+            cohort = self._present(r, secret_of(carry.state))
             setup = replace(setup, participants=len(cohort), drawn=setup.participants)
         self._participants = setup.participants
         number = np.int32(max(r, 0))
@@ -476,16 +477,16 @@ class Network(Engine):
         memories = [site.states.at(now) for site, now in zip(self._sites, self._now, strict=True)]
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
-    def _present(self, r: int) -> np.ndarray:
+    def _present(self, r: int, secret: Any) -> np.ndarray:
         """This round's clients whose sites are there."""
         setup, _, seed, data = self._job
         cohort = np.arange(setup.clients)
         if setup.participants < setup.clients:
             name = ("cohort", key_of(setup))
             if name not in self._programs:
-                drawn = jax.jit(lambda seed, r, data: cohort_of(setup, jax.random.key(seed), data, r))
+                drawn = jax.jit(lambda seed, *now: cohort_of(setup, jax.random.key(seed), *now))
                 self._programs[name] = drawn
-            cohort = np.asarray(self._programs[name](np.uint32(seed), np.int32(r), data))
+            cohort = np.asarray(self._programs[name](np.uint32(seed), data, np.int32(r), secret))
         cohort = cohort[~np.isin(self._site_of[cohort], list(self._absent))].astype(np.int32)
         if not len(cohort):
             raise TooFewSites(f"round {r}: none of this round's clients is there. Resume when they are back.")
