@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
 import re
 import shutil
@@ -54,13 +56,13 @@ def test_the_page_works(tmp_path):
     page = (tmp_path / "runs" / "hearts" / "report.html").read_text("utf-8")
     assert "The network" in page
     assert "budapest" in page
+    (run,) = json.loads((tmp_path / "runs" / "hearts" / "manifest.json").read_text())["runs"]
+    assert run["rounds"] == "60"
+    assert run["round"].startswith("program ")
     assert _last_loss(tmp_path / "runs" / "hearts") == pytest.approx(_simulated(), rel=1e-4)
 
 
 def _last_loss(folder: Path) -> float:
-    import csv
-    import json
-
     (file,) = (folder / "finished").glob("*.json")
     return float(list(csv.DictReader(json.loads(file.read_text())["history"].splitlines()))[-1]["loss"])
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedstrata.engines.network import Network, RoundFailed, SiteRefused, kits
 from fedstrata.engines.network.allowance import Allowance
-from fedstrata.engines.network.audit import Audit
+from fedstrata.engines.network.audit import Audit, read
 from fedstrata.engines.network.federation import Federation, made_up
 from fedstrata.engines.network.rules import Asks, Rules
 from fedstrata.lab.cli import app
@@ -58,6 +58,9 @@ def test_a_server_that_asks_within_the_rules_is_answered_and_for_more_rounds_ref
     request = {"what": ["round", 0, "local_steps", 2], "round": 4, "states": [header["state"]]}
     with pytest.raises(SiteRefused, match="has 3 rounds, and no round 4"):
         site.call({"seq": number + 1, **request}, [np.zeros(1)] * 3)
+    joined, *asked = [line for line in read(tmp_path / "account") if line["op"] != "open"]
+    assert len(joined["digest"]) == 24
+    assert {line["shows"] for line in asked} == {"the site's mean"}
 
 
 def test_hours_may_go_over_midnight():

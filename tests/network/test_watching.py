@@ -9,7 +9,10 @@ from fedstrata.engines.network.watching import Gauge, address_of, served
 from fedstrata.lab.experiments.net import _gauges
 
 SITE = {"connected": True, "expires": 4e9, "waited": 0.5, "sent": 10, "received": 20, "failures": 1}
-FACTS = {"pid": 1, "time": 0.0, "round": 3, "rounds": 8, "attempts": 5, "sites": {'a"b': SITE}}
+FACTS = {
+    "pid": 1, "time": 0.0, "round": 3, "rounds": 8, "attempts": 5, "exchanges": 9, "seconds": 0.5,
+    "epsilon": 1.5, "sites": {'a"b': SITE},
+}  # fmt: skip
 
 
 def get(port, path):

@@ -110,21 +110,28 @@ def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any
         elif there is None:
             differences.append(f"{seq}: {party} answered what the server does not know of")
         elif here is not None and there["outcome"] == "replied":
-            names = ("run", "what", "round", "down", "up")
-            other = [name for name in names if there[name] != here[name]]
-            differences += [
-                f"{seq}: {name} is {there[name]!r} at the server, {here[name]!r} at {party}" for name in other
-            ]
+            for name in ("run", "what", "round", "digest", "down", "up"):
+                if (its := there.get(name)) != (own := here.get(name)):
+                    differences.append(f"{seq}: {name} is {its!r} at the server, {own!r} at {party}")
     return differences
 
 
 def described(header: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
-    """What an account holds of a request: which exchange it is, and how many numbers came with it."""
-    what = header.get("what")
+    """What an account holds of a request: which exchange it is, and how many numbers came with it.
+
+    Where a site joins, also the digest of the run's programs and hyper-parameters.
+    """
+    what, identity = header.get("what"), header.get("identity")
+    joined = {} if identity is None else {"digest": digest_of(identity)}
     return {
         "seq": header.get("seq"), "op": header.get("op"), "run": header.get("run"), "what": what,
-        "round": header.get("round"), "down": numbers(arrays),
+        "round": header.get("round"), "down": numbers(arrays), **joined,
     }  # fmt: skip
+
+
+def digest_of(identity: Any) -> str:
+    """What stands for a run's programs and hyper-parameters."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def numbers(arrays: Sequence[Any]) -> int:

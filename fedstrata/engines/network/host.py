@@ -130,7 +130,8 @@ class Host:
             number = wire.value(header, "seq", int)
             reply, leaves = self.call(header, arrays)
             self.answered += 1
-            self._account("answered", header, arrays, up=numbers(leaves))
+            showed = {"shows": self.site.showed} if self.site and header["op"] == "exchange" else {}
+            self._account("answered", header, arrays, up=numbers(leaves), **showed)
             return wire.pack({**reply, "seq": number}, leaves, limit)
         except Ended:
             raise

@@ -170,6 +170,7 @@ class Site:
         )
         self.fingerprint = "" if secret is None else data.fingerprint
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
+        self.showed = ""  # what the server got in the last answer, for the account
         self._programs: dict[Any, _Compiled] = {} if programs is None else programs
         words = jax.random.key_data(jax.random.key(0))
         self._key = words.shape, words.dtype
@@ -221,9 +222,11 @@ class Site:
         counts = Counter({name: amount * len(clients) for name, amount in tally.fixed.items()})
         counts.update(counting.Tally(scaled=tally.scaled).total())
         counts = Counter() if compiled.evaluation else counts
+        self.showed = "each client's own" if compiled.stacked else "the site's mean"
         reply = {"seq": number, "counts": dict(counts), "state": self.states.number}
         if asked is not None:
             uploads, reply["counts"] = self._masked(asked, compiled.place, uploads, counts), {}
+            self.showed = "masked"
         self.last = number, (reply, uploads)
         return self.last[1]
 

@@ -30,6 +30,7 @@ class Timing:
 
     Attributes:
         stretch: by what deadlines are multiplied; it grows while a site is late in a round.
+        exchanges, seconds: how many there were, and the seconds until the last site had answered.
         timed: the number of exchanges in which nobody compiled.
         last: how often each site was the last to answer in these.
         waited: seconds that each site was waited for when all others had answered.
@@ -37,6 +38,7 @@ class Timing:
 
     def __init__(self, first: float, least: float) -> None:
         self.first, self.least, self.stretch = first, least, 1
+        self.exchanges, self.seconds = 0, 0.0
         self.timed, self.last = 0, Counter[int]()
         self.waited: dict[int, float] = defaultdict(float)
         self._took: dict[Slot, deque[float]] = {}
@@ -56,6 +58,7 @@ class Timing:
         Returns:
             A site that was nearly always the last, once, after `MANY` exchanges.
         """
+        self.exchanges, self.seconds = self.exchanges + 1, self.seconds + max(took)
         known = [self._took.setdefault(slot, deque(maxlen=RECENT)) for slot in slots]
         compiled = any(not before for before in known)
         for before, seconds in zip(known, took, strict=True):

@@ -185,7 +185,10 @@ def site(
             own = Gauge(
                 "certificate_days", days_left(kit), "days until its certificate expires", {"site": name}
             )
-            return [own, Gauge("answered_total", host.answered, "requests that were answered")]
+            told = [own, Gauge("answered_total", host.answered, "requests that were answered")]
+            if (spent := host.allowance) is not None:
+                told.append(Gauge("epsilon", spent.epsilon(), "privacy spent in all runs, ε", {"site": name}))
+            return told
 
         with locked(folder, f"The site {name}"), served(tells, watch, f"The site {name}"):
             serve(host, kit, address or settings.address, settings.message_bytes, resting=host.resting)
@@ -288,6 +291,7 @@ class _Status:
         self.server, self.file = server, out / "network.json"
         self.round: int | None = None
         self.rounds: int | None = None
+        self.epsilon: float | None = None
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
@@ -304,6 +308,7 @@ class _Status:
     def watch(self, progressed: Any) -> None:
         """A callback of the run."""
         self.round, self.rounds = progressed.round, progressed.rounds
+        self.epsilon = progressed.history.get("epsilon", [None])[-1]
         self._tell()
 
     def _repeat(self) -> None:
@@ -328,7 +333,10 @@ class _Status:
             "time": time.time(),
             "round": self.round,
             "rounds": self.rounds,
+            "epsilon": self.epsilon,
             "attempts": sum(engine.attempts for engine in engines),
+            "exchanges": sum(engine.timing.exchanges for engine in engines),
+            "seconds": sum(engine.timing.seconds for engine in engines),
             "waiting": self.server.transport.waiting(),
             "sites": {
                 name: {
@@ -354,8 +362,12 @@ def _gauges(facts: dict[str, Any]) -> list[Gauge]:
         ),
         Gauge("rounds", facts["rounds"] or 0, "rounds of the run"),
         Gauge("attempts_total", facts["attempts"], "attempts at rounds and evaluations"),
+        Gauge("exchanges_total", facts["exchanges"], "exchanges that all sites asked have answered"),
+        Gauge("exchange_seconds_total", facts["seconds"], "seconds that these took"),
         Gauge("sites_present", sum(its["connected"] for its in facts["sites"].values()), "connected sites"),
     ]
+    if facts["epsilon"] is not None:
+        found.append(Gauge("epsilon", facts["epsilon"], "privacy that the run has cost, ε"))
     for name, its in facts["sites"].items():
         site = {"site": name}
         found += [
@@ -456,11 +468,23 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
         "experiment": plan.experiment.name, "run": run_name(out), "terms": terms_of(plan.experiment),
         "sites": list(server.transport.names), "fedstrata": fedstrata.__version__, "jax": jax.__version__,
         "python": platform.python_version(), "account": read_account(out / AUDIT)[-1]["hash"],
+        "runs": [_vouched(file) for file in sorted((out / "finished").glob("*.json"))],
     }  # fmt: skip
     report = out / "report.html"
     signed = manifest(json.loads(json.dumps(facts, default=str)), [report], key, certificate)
     write_atomically(out / "manifest.json", json.dumps(signed, indent=1).encode())
     typer.echo(f"Manifest: {(out / 'manifest.json').resolve()}")
+
+
+def _vouched(file: Path) -> dict[str, Any]:
+    """What a manifest says of a finished run: its setting, the digests of its programs, its privacy."""
+    import csv
+
+    found = json.loads(file.read_bytes())
+    *_, last = csv.DictReader(found["history"].splitlines())
+    programs = {k: v for k, v in found["identity"].items() if str(v).startswith("program ")}
+    spent = {"epsilon": float(last["epsilon"])} if last.get("epsilon") else {}
+    return {"setting": found["setting"], "seed": found["seed"], "rounds": last["round"], **programs, **spent}
 
 
 def done(server: Server) -> None:
