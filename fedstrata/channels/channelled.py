@@ -221,6 +221,14 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
             f"the exchanges of the level {one.level!r} are a linear recursion, which diverges with a biased "
             "compressor. Compress only the level 'main', or use fs.QSGD, which is unbiased."
         )
+    if channel.feedback not in ("auto", None, method.feedback) and not _bears(channel, method):
+        lost = (
+            "the server adds its uploads up, and what differences to the last upload leave out never comes"
+            if method.feedback == "ef"
+            else "what is left out of points and gradients keeps coming later, and at a constant step size x "
+            "ends off the limit where clients differ"
+        )
+        return f"feedback={channel.feedback!r} does not fit: {lost}. Give 'auto', here {method.feedback!r}."
     if channel.server is not None and (one.gathered or not one.reference):
         return (
             "a server optimiser steps along the mean difference to a point, but here the server gets "
@@ -235,6 +243,18 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
     return None
 
 
+def _random(method: Method) -> bool:
+    """Whether uploads vary from round to round where x does not: by minibatches or random directions."""
+    batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
+    return any(v is not None for v in batch) or "values" in method.needs
+
+
+def _bears(channel: Channel, method: Method) -> bool:
+    """Whether a method bears the other feedback than its own."""
+    biased = channel.compress is not None and not channel.compress.unbiased
+    return not biased or (method.feedback == "ef21" and _random(method))
+
+
 def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
     """The channel with its error feedback chosen, if it is "auto"; see `Method.feedback`."""
     if channel.feedback != "auto":
@@ -242,8 +262,7 @@ def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
     compress = channel.compress
     if compress is None or channel.noise is not None:
         return replace(channel, feedback=None)
-    batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
-    random = any(v is not None for v in batch) or "values" in method.needs
+    random = _random(method)
     feedback: Feedback | None = "ef" if random else method.feedback
     if compress.unbiased and feedback == "ef":
         if random:  # what is left out comes later, which unbiased noise does not need
