@@ -75,7 +75,7 @@ def test_other_arrays_compile_nothing_and_are_another_run(tmp_path):
     first = solved(problem(0.0), checkpoint=tmp_path)
     kept = programs.kept()
     second = solved(problem(1.0))
-    assert programs.kept() == kept
+    assert programs.kept() <= kept  # old programs of other tests may have been let go
     assert not np.allclose(first.x, second.x)
     with pytest.raises(fs.CheckpointError, match=r"frozen\[0\]: other contents"):
         solved(problem(1.0), checkpoint=tmp_path, resume=True)
