@@ -238,7 +238,7 @@ def test_splits_of_the_published_benchmark():
     assert classes["dirichlet"] < 5 < 9 < classes["iid"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_of_the_published_benchmark():
     """Each kind of row runs; the noise is that of (2, 1e-6)-DP."""
     rng = np.random.default_rng(0)

@@ -202,7 +202,7 @@ def test_methods_that_share_y_are_not_given_a_local_problem():
     shared = {n for n, m in fs.METHODS.items() if fs.Bilevel in m.solves and not m.local}
     assert {"FedMSA", "FedNest", "SimFBO", "FedRZOBilevel"} <= shared
     assert not shared & set(names)
-    with pytest.raises(ValueError, match="averages what is each client's own"):
+    with pytest.raises(ValueError, match="averages what belongs to each client"):
         solve(fs.FedMSA(0.1, 0.1), rounds=1, problem=heads, y0=np.zeros(2))
     with pytest.raises(ValueError, match="local=True"):
         fs.as_multisequence(heads)
