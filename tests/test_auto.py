@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from benchmarks.auto import Drawn
 
 from .test_plan import ridge
 
@@ -44,6 +45,17 @@ def test_auto_falls_where_the_loss_has_kinks():
     result = fs.solve(problem, "auto", data, np.full(2, 30.0), progress=False)
     assert result.certificate.solved
     np.testing.assert_allclose(result.x, np.median(data.train["a"], 0), atol=1e-2)
+
+
+@pytest.mark.slow
+def test_auto_solves_cvar_with_half_of_the_clients():
+    """Against a linear program; the threshold has the unit of the loss, here .01 to 700."""
+    trial, participation = Drawn("nonsmooth", 4027).build()
+    assert participation < 1
+    options = {"participation": participation, "progress": False, **trial.options}
+    result = fs.solve(trial.problem, "auto", trial.data, trial.x0, **options)
+    assert result.certificate.solved
+    assert trial.truth(result.x) == "right"
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ from fedstrata.core.types import Array, Function, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import MPEC, Composition, Minimization, MultiSequence, Selection
+from fedstrata.problems.dro import DRO
 from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
@@ -85,6 +86,9 @@ def parts_of(problem: Problem) -> dict[str, Measurand]:
     """
     shared = all(level.solved_by == "all" for level in problem.levels)
     black, found = problem.without_derivatives, {}
+    if isinstance(problem, DRO) and problem.risk.additive:  # what the unit of its threshold depends on
+        loss = Term.of(problem.loss)
+        found["loss"] = Measurand(calling(lambda v, y, sample: loss(v.x, sample), loss))
     for level in problem.levels:
         if level.seeks not in ("min", "max") or level.samples not in ("train", "valid"):
             continue

@@ -28,9 +28,8 @@ from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Positive, Reveals, by_options, method
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
-from fedstrata.methods._shared.compositional import State
+from fedstrata.methods._shared.compositional import AlongTheMean, State
 from fedstrata.methods._shared.rules import biased_where_partial, composed
-from fedstrata.methods.mbsgd import MBSGD
 from fedstrata.problems.classes import Composition
 from fedstrata.problems.dro import DRO, Lifted
 from fedstrata.problems.measured import Conditions, Practical
@@ -38,7 +37,7 @@ from fedstrata.problems.risks import threshold_of
 
 
 @method
-class FastDRO(MBSGD):
+class FastDRO(AlongTheMean):
     """Steps of size ``eta`` along the gradient of the minibatch's worst case.
 
     Args:
@@ -49,6 +48,7 @@ class FastDRO(MBSGD):
     eta: Positive  # η
     batch_size: BatchSize = None
 
+    private_samples = True
     needs = "gradients"
 
     @classmethod
@@ -80,7 +80,7 @@ class FastDRO(MBSGD):
 
     def round(self, problem: Composition, fed: Fed, key: Key, r: Integer, state: State) -> State:
         if not isinstance(problem, DRO):
-            return super().round(problem, fed, key, r, state)
+            return State(tree.axpy(-self.eta, self.gradient(problem, fed, key, state.x), state.x))
         x = state.x.x if problem.lifted else state.x
         losses, within = fed.gather(self.losses, key, x)  # line 1
         within = jnp.full_like(losses, 1 / losses.shape[1]) if within is None else within

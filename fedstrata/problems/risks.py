@@ -62,10 +62,12 @@ class Risk:
 
     Attributes:
         lifted: whether the composition's main variable is (x, η).
+        additive: whether the composition is one mean over samples of a function of (x, η).
         low, high, radius: the set of densities q: ``low ≤ q ≤ high`` and ``mean((q − 1)²) ≤ radius``.
     """
 
     lifted: ClassVar[bool] = False
+    additive: ClassVar[bool] = False
     low: ClassVar[float] = 0.0
 
     @property
@@ -173,7 +175,7 @@ class Chi2(Risk):
 class Chi2Penalty(Chi2):
     """``min_η η + mean((ℓ − η + λ)₊²)/(2λ) − λ/2``."""
 
-    lifted, low = True, 0.0
+    lifted, additive, low = True, True, 0.0
 
     def dual(self, losses: Array, weights: Array) -> Array:
         low, high = _mean(losses, weights), jnp.max(losses, where=weights > 0, initial=-jnp.inf)
@@ -254,7 +256,7 @@ class CVaR(Risk):
 
     level: float  # α
 
-    lifted = True
+    lifted, additive = True, True
 
     @property
     def high(self) -> float:
@@ -289,7 +291,7 @@ class KLCVaR(Risk):
     level: float  # α
     lam: float  # λ
 
-    lifted, low = True, 1e-8
+    lifted, additive, low = True, True, 1e-8
 
     @property
     def high(self) -> float:

@@ -153,6 +153,21 @@ def test_pdsgd_finds_the_constrained_optimum(constraints):
         )
 
 
+@pytest.mark.usefixtures("x64")
+def test_the_threshold_s_step_size_has_the_unit_of_the_loss_squared():
+    """A loss times c, with η/c and c² times the factor, is the same run with c times the threshold."""
+    data, c = fs.FederatedData.from_clients(regression((4, 6, 3))), 1e3
+    one, other = (
+        solve(fs.dro.cvar(scaled, 0.4), method, data, fs.dro.Lifted(X0, start), rounds=8, participation=2)
+        for scaled, method, start in (
+            (loss, fs.MBSGD(0.1, threshold=0.3), 0.2),
+            (lambda x, s: c * loss(x, s), fs.MBSGD(0.1 / c, threshold=0.3 * c**2), 0.2 * c),
+        )
+    )
+    np.testing.assert_allclose(other.x.x, one.x.x, rtol=1e-9)
+    np.testing.assert_allclose(other.x.eta, c * one.x.eta, rtol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_pdsgd_solves_compositions_as_epigraphs():

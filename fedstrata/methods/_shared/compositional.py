@@ -94,3 +94,22 @@ class Compositional(Chained, Method[Composition, StateT]):
     def value_and_keep(self, problem: Composition, client: Client, key: Key, x: PyTree) -> Remember:
         """g¹ on a client's samples; the client remembers x."""
         return Remember(self.value_of_level(problem, client, key, (x,)), x)
+
+
+class AlongTheMean(Compositional[State]):
+    """Base of the methods that step along the gradient of h_B + f(g_B), B the clients' minibatches."""
+
+    def init(self, problem: Composition, x0: PyTree, y0: PyTree) -> State:
+        return State(x0)
+
+    def memory(self, problem: Composition, x0: PyTree, y0: PyTree) -> PyTree:
+        return x0
+
+    def direction(self, problem: Composition, client: Client, key: Key, y: PyTree, pulled: PyTree) -> PyTree:
+        """A client's part of the gradient, at the x that it remembers."""
+        return self.drawn(problem, client, key).direction(client.memory, y, pulled)
+
+    def gradient(self, problem: Composition, fed: Fed, key: Key, x: PyTree) -> PyTree:
+        """The gradient, in one exchange of values per level and one of directions."""
+        y = self.values_at(problem, fed, key, self.value_and_keep, x)
+        return fed.average(self.direction, key, y, self.cotangents(problem, fed, key, y))

@@ -202,6 +202,19 @@ def composed(at: Conditions, slower: float = 1.0, *, threshold: bool = False) ->
     return Steps(step, step * max(its.mu, 0), "eta = 1/L" if slower == 1 else f"eta = 1/({slower:g} L)")
 
 
+def thresholded(at: Conditions) -> tuple[Steps, float]:
+    """A decreasing step for (x, threshold), and the threshold's factor, the square of a sample's slope.
+
+    Their curvature together is not measured, and clients may be drawn.
+    """
+    its = at["loss"]
+    steep = its.gradient**2 + its.heterogeneity**2 + its.noise**2
+    if not steep > 0:
+        raise NoRule("the losses do not depend on x at the start, so the threshold has no unit")
+    why = "eta falls geometrically, for the threshold times the mean square of a sample's slope"
+    return Steps(downhill(at, at.F), 0.0, why, True), steep
+
+
 PART_IS_BIASED = "inner means over a part of the clients bias the limit"
 
 
