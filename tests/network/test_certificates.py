@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import socket
+import ssl
 import time
 
 import grpc
@@ -91,7 +93,23 @@ def test_a_revoked_site_is_cut_off_and_a_renewed_one_goes_on(federation):
 def test_the_server_shows_its_renewed_certificate_without_a_restart(federation):
     place = federation / "kits"
     server = GrpcServer(["berlin", "lyon"], place / "server")
+
+    def shown():
+        context = ssl._create_unverified_context()
+        context.set_alpn_protocols(["h2"])
+        with socket.create_connection(("127.0.0.1", server.port)) as plain, context.wrap_socket(plain) as tls:
+            return ssl.DER_cert_to_PEM_cert(tls.getpeercert(True)).strip()
+
+    def own():
+        return (place / "server" / kits.CERTIFICATE).read_text().strip()
+
+    before = own()
+    assert shown() == before
+    # The same is not shown anew: gRPC would free what handshakes at the same time use.
+    assert server._at_handshake() is None
     net("kits", federation, "--renew", "server", "--days", "20")
+    assert shown() == own() != before
+    assert server._at_handshake() is None
     site = Dialled(server, place / "berlin", echo)
     assert server.wait([0], 10) == [0]
     site.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import shutil
 import socket
 import threading
@@ -14,7 +15,7 @@ import grpc
 import numpy as np
 import pytest
 
-from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, wire
+from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, knocks, wire
 from fedstrata.engines.network.grpc_server import (
     METHOD,
     PROCESS,
@@ -122,7 +123,8 @@ def test_no_certificate_or_another_authoritys_is_refused(server, kits, who, anon
 
 def test_a_sites_certificate_is_its_name_and_the_servers_is_no_sites(server, kits):
     site = Dialled(server, kits / "lyon", echo)
-    assert server.wait([0, 1], 1.0) == [1]
+    assert server.wait([1], 10) == [1]
+    assert server.wait([0], 0.1) == []
     site.close()
     posing = Dialled(server, kits / "server", echo)
     posing.thread.join(10)
@@ -159,7 +161,7 @@ def test_bad_answers_are_one_sites_failure_and_the_rest_is_unharmed(server, kits
     bad, good = Dialled(server, kits / "berlin", answer), Dialled(server, kits / "lyon", echo)
     assert server.wait([0, 1], 10) == [0, 1]
     requests = {i: Request({"seq": 1}, [np.ones(2)]) for i in (0, 1)}
-    replies, failures = server.exchange(requests, 1.0)
+    replies, failures = server.exchange(requests, 0.3 if kind == "late" else 10.0)
     assert list(replies) == [1]
     assert failures[0].kind == kind
     assert failures[0].why.isprintable()  # nothing that looks like another line of a log, or hides one
@@ -252,8 +254,11 @@ def test_no_answer_is_waited_for_when_the_run_is_to_end(server, kits):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="the system does not tell open files")
-def test_silent_connections_take_neither_descriptors_nor_places_for_long(kits, monkeypatch):
+def test_silent_connections_take_neither_descriptors_nor_places_for_long_and_are_told(
+    kits, monkeypatch, caplog
+):
     monkeypatch.setattr(grpc_server, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(knocks, "PAUSE", 0.1)
     server = GrpcServer(["berlin", "lyon"], kits / "server")
     before = len(os.listdir("/proc/self/fd"))
     berlin = Dialled(server, kits / "berlin", echo)
@@ -269,11 +274,29 @@ def test_silent_connections_take_neither_descriptors_nor_places_for_long(kits, m
         lyon.close()
         lyon = Dialled(server, kits / "lyon", echo)
     assert server.wait([1], 0.1) == [1]
+    while "without a certificate" not in caplog.text and time.monotonic() < end:
+        time.sleep(0.05)
+    told = re.findall(r"127\.0\.0\.1 port (\d+)", caplog.text)
+    assert told
+    assert {int(port) for port in told} <= {one.getsockname()[1] for one in silent}  # no site among them
     for one in silent:
         one.close()
     for site in (berlin, lyon):
         site.close()
     server.close()
+
+
+def test_peers_as_linux_and_grpc_name_them():
+    lines = [
+        "0: 0100007F:20FB 00000000:0000 0A ...",  # it listens
+        "1: 0100007F:20FB 0100007F:E9B2 01 ...",
+        "2: 0100007F:E9B2 0100007F:20FB 01 ...",  # the other end
+        "3: 0000000000000000FFFF00000100007F:20FB 0000000000000000FFFF00000100007F:0050 08 ...",
+        "4: 00000000000000000000000001000000:20FB 00000000000000000000000001000000:0051 01 ...",
+        "5: 0100007F:20FB 0100007F:0052 06 ...",  # over
+    ]
+    names = ["ipv4:127.0.0.1:59826", "ipv4:127.0.0.1:80", "ipv6:%5B::1%5D:81"]
+    assert list(knocks._peers(lines, 0x20FB)) == [knocks.peer_of(name) for name in names]
 
 
 @pytest.mark.parametrize(("one", "other"), [("one", "other"), ("", "")])

@@ -150,14 +150,13 @@ def test_a_draft_for_an_ethics_board_has_what_the_text_asks(kit):
     assert not (kit / "approved.json").exists()
 
 
-def test_every_changed_bit_of_a_spent_budget_is_found(tmp_path):
+def test_every_changed_byte_of_a_spent_budget_is_found(tmp_path):
     file = tmp_path / "privacy.json"
     spent = {"train": Counter({(0.5, 0.25): 100})}
     Allowance(file, 1e9, 1e-5).spend(spent)
     assert Allowance(file, 1e9, 1e-5).spent == spent
     whole = file.read_bytes()
-    for place in range(8 * len(whole)):
-        changed = bytes([whole[place // 8] ^ 1 << place % 8])
-        file.write_bytes(whole[: place // 8] + changed + whole[place // 8 + 1 :])
+    for place, byte in enumerate(whole):
+        file.write_bytes(whole[:place] + bytes([byte ^ 1 << place % 8]) + whole[place + 1 :])
         with pytest.raises(ValueError, match="is damaged"):
             Allowance(file, 1e9, 1e-5)

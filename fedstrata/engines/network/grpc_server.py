@@ -20,6 +20,7 @@ except ImportError:  # Windows
 
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.kits import REVOKED, read, revoked, serial_of
+from fedstrata.engines.network.knocks import Knocks
 from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")
@@ -85,6 +86,7 @@ class GrpcServer:
         self._asked_at = 0.0
         self._changed = threading.Condition()
         self._kit, self._revoked, self._revoked_at = kit, frozenset[str](), 0
+        self._knocks: Knocks | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="fedstrata-server", daemon=True)
         self._thread.start()
@@ -100,7 +102,7 @@ class GrpcServer:
     async def _start(self, address: str) -> None:
         # The kit is read at each handshake, so that a renewed certificate needs no restart.
         credentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._configuration, require_client_authentication=True
+            self._configuration(), self._at_handshake, require_client_authentication=True
         )
         most = 4 * len(self.names) + 8  # each stream, those that replace it, and strangers
         # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
@@ -115,6 +117,8 @@ class GrpcServer:
         generic = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
         self._server.add_generic_rpc_handlers((generic,))
         self.port = self._server.add_secure_port(address, credentials)
+        self._knocks = Knocks(self.port, HANDSHAKE)
+        self._watching = asyncio.create_task(self._knocks.watch())
         await self._server.start()
 
     def close(self) -> None:
@@ -123,8 +127,12 @@ class GrpcServer:
             self._closing = True
             self._send([(stream, None) for stream in self._streams.values()])
         with suppress(TimeoutError):  # a site's connection may hang
-            self._soon(self._server.stop(1.0), 10.0)
+            self._soon(self._stop(), 10.0)
         self._end_thread()
+
+    async def _stop(self) -> None:
+        self._watching.cancel()
+        await self._server.stop(1.0)
 
     def _end_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -132,8 +140,16 @@ class GrpcServer:
         self._loop.close()
 
     def _configuration(self) -> Any:
-        authority, certificate, key = read(self._kit)
+        authority, certificate, key = self._shows = read(self._kit)
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+    def _at_handshake(self) -> Any:
+        """The certificate to show from now on; None where it is the same."""
+        if self._knocks is not None:
+            self._loop.call_soon_threadsafe(self._knocks.knocked.set)
+        # gRPC frees what it shows when it is given something new, while other handshakes may still use it:
+        # a server that is given the same at every handshake crashes when many sites dial at once.
+        return None if read(self._kit) == self._shows else self._configuration()
 
     def _refused(self, stream: Stream) -> str:
         """Why a site's certificate counts no longer, or an empty string."""
@@ -165,6 +181,7 @@ class GrpcServer:
     async def _serve(self, incoming: AsyncIterator[bytes], context: Any) -> None:
         """One connection of a site."""
         shown, told = context.auth_context(), dict(context.invocation_metadata())
+        self._knocks.shown(context.peer())  # type: ignore[union-attr]  # there since it listens
         name = shown.get("x509_common_name", [b""])[0].decode(errors="replace")
         code, why = grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation"
         if name in self.names:

@@ -56,7 +56,7 @@ after = 30.0            # seconds that an absent site is waited for before it is
 min_sites = 1           # below this the run is saved and stops
 retries = 3             # how often a round is tried again after a site's error
 first_timeout = 600.0   # seconds for a first exchange, when sites compile
-timeout = 30.0          # seconds for any other; ten times the slowest so far, where that is more
+timeout = 30.0          # seconds for any other; ten times a site's usual time, where that is more
 anew = false            # whether a site that lost its state (an empty disk) may join again
 """
 
