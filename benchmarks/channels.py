@@ -139,7 +139,7 @@ def overhead_mlp() -> None:
 
 def secure() -> None:
     """The least of 25, of three sites; a site's part has the digest of the message."""
-    from fedstrata.engines.network.masks import Asked, Fixed, met, total
+    from fedstrata.engines.network.masks import Fixed, SumRequest, met, total
 
     rng, sites, shares = np.random.default_rng(0), met("run", 3), np.full(3, 1 / 3)
     for size in (2_500, 250_000, 2_500_000):
@@ -148,7 +148,7 @@ def secure() -> None:
             site, server = [], []
             for number in range(25):
                 began = time.perf_counter()
-                asked = Asked.of("round 0", number + 1, [shares, message])
+                asked = SumRequest.of("round 0", number + 1, [shares, message])
                 vector, _ = sites[0].mask(fixed.encode([upload], 1 / 3), np.zeros(3), asked)
                 site.append(time.perf_counter() - began)
                 began = time.perf_counter()

@@ -76,8 +76,8 @@ def ratios(runs: Sequence[RunRecord], at: str) -> dict[str, dict[tuple[str, int]
         least[played(run)] = min(cost(run, at), least.get(played(run), math.inf))
     found: dict[str, dict[tuple[str, int], float]] = {}
     for run in runs:
-        own, best = cost(run, at), least[played(run)]
-        ratio = math.inf if math.isinf(own) else own / best if best > 0 else 1.0
+        spent, best = cost(run, at), least[played(run)]
+        ratio = math.inf if math.isinf(spent) else spent / best if best > 0 else 1.0
         found.setdefault(run.label, {})[played(run)] = ratio
     return found
 
@@ -117,10 +117,10 @@ def profiles(runs: Sequence[RunRecord]) -> Rows:
     rows: Rows = [("method", "runs", "reached", *head, *(f"{COSTS[at]} ≤ 2×" for at in others))]
     by_cost = {at: ratios(runs, at) for at in COSTS}
     for name in order(runs):
-        own = by_cost["exchanges"][name]
-        parts = [share(own, 1e9), *(share(own, tau) for tau in TAUS)]
+        ratios_of_method = by_cost["exchanges"][name]
+        parts = [share(ratios_of_method, 1e9), *(share(ratios_of_method, tau) for tau in TAUS)]
         parts += [share(by_cost[at][name], 2.0) for at in others]
-        rows.append((name, str(len(own)), *(f"{part:.0%}" for part in parts)))
+        rows.append((name, str(len(ratios_of_method)), *(f"{part:.0%}" for part in parts)))
     return rows
 
 
@@ -151,13 +151,13 @@ def cells(runs: Sequence[RunRecord]) -> Rows:
             found.setdefault((str(run.value("problem")), run.label, str(run.value("steps"))), []).append(run)
     places = list(LIKE)
     for problem, name, steps in sorted(found, key=lambda key: (places.index(key[0]), *key[1:])):
-        own = found[problem, name, steps]
-        sees = revealed(own[0], LIKE[problem])
-        given = ", ".join(f"{k}={number(v)}" for k, v in own[0].arguments.items() if v is not None)
-        reached = sum(math.isfinite(cost(run, "round")) for run in own)
-        medians = [float(np.median([cost(run, at) for run in own])) for at in COSTS]
+        members = found[problem, name, steps]
+        sees = revealed(members[0], LIKE[problem])
+        given = ", ".join(f"{k}={number(v)}" for k, v in members[0].arguments.items() if v is not None)
+        reached = sum(math.isfinite(cost(run, "round")) for run in members)
+        medians = [float(np.median([cost(run, at) for run in members])) for at in COSTS]
         shown = [f"{m:.3g}" if math.isfinite(m) else "–" for m in medians]
-        rows.append((problem, name, steps, sees, given, f"{reached} of {len(own)}", *shown))
+        rows.append((problem, name, steps, sees, given, f"{reached} of {len(members)}", *shown))
     return rows
 
 
@@ -180,12 +180,12 @@ def failures(runs: Sequence[RunRecord]) -> Rows:
     cells: dict[tuple[str, str, str], list[RunRecord]] = {}
     for run in runs:
         cells.setdefault((run.label, str(run.value("problem")), str(run.value("steps"))), []).append(run)
-    for cell, own in sorted(cells.items()):
-        reached = sum(math.isfinite(cost(run, "round")) for run in own)
-        if reached < len(own):
-            said = Counter(words(run) for run in own if math.isinf(cost(run, "round")))
+    for cell, members in sorted(cells.items()):
+        reached = sum(math.isfinite(cost(run, "round")) for run in members)
+        if reached < len(members):
+            said = Counter(words(run) for run in members if math.isinf(cost(run, "round")))
             told = "; ".join(f"{verdict} {n}×" if n > 1 else verdict for verdict, n in said.items())
-            rows.append((*cell, f"{reached} of {len(own)}", told))
+            rows.append((*cell, f"{reached} of {len(members)}", told))
     return rows
 
 
@@ -209,14 +209,14 @@ def findings(runs: Sequence[RunRecord]) -> str:
         f"{len(methods)} methods on {len(problems)} problems, {len(runs)} runs; the target is an excess of "
         f"{TARGET:g} of the start's."
     ]
-    for group, own in groups(runs).items():
-        if len({run.label for run in own}) < 2:
+    for group, members in groups(runs).items():
+        if len({run.label for run in members}) < 2:
             continue
         parts += [
             f"### {group.objective}, {group.steps}",
-            f"Who wins where, by the median of its costs to the target:\n\n{markdown(winners(own))}",
-            f"Shares of runs (performance profiles):\n\n{markdown(profiles(own))}",
-            f"The best in pairs, geometric means:\n\n{markdown(intervals(own))}",
+            f"Who wins where, by the median of its costs to the target:\n\n{markdown(winners(members))}",
+            f"Shares of runs (performance profiles):\n\n{markdown(profiles(members))}",
+            f"The best in pairs, geometric means:\n\n{markdown(intervals(members))}",
         ]
     parts.append(f"### Where each fails\n\n{markdown(failures(runs))}")
     parts.append(f"### Every cell\n\n{markdown(cells(runs))}")
@@ -226,12 +226,12 @@ def findings(runs: Sequence[RunRecord]) -> str:
 def evidence(runs: Sequence[RunRecord], command: str) -> dict[str, Any]:
     """What `fs.recommend` reads, of the planned runs: by objective, what each method reached at what cost."""
     found: dict[str, Any] = {"command": command, "target": TARGET, "objectives": {}}
-    for group, own in groups(runs).items():
+    for group, members in groups(runs).items():
         if group.steps != "planned":
             continue
-        by_method = ratios(own, "exchanges")
+        by_method = ratios(members, "exchanges")
         found["objectives"][group.objective] = {
-            "problems": sorted({str(run.value("problem")) for run in own}),
+            "problems": sorted({str(run.value("problem")) for run in members}),
             "methods": {
                 name: {
                     "runs": len(of),

@@ -31,7 +31,7 @@ from fedstrata.lab.experiments.base import record
 from fedstrata.lab.experiments.data import federated
 
 
-class Posed(NamedTuple):
+class FairProblem(NamedTuple):
     """The data with the clients' tolerated losses, and what the exact solver needs."""
 
     data: fs.FederatedData
@@ -51,7 +51,7 @@ def excess(x: PyTree, samples: PyTree) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed: int) -> Posed:
+def fair(name: str, clients: int, people: int, epsilon: float, rho: float, seed: int) -> FairProblem:
     """The problem for one split of the data; the model in use is the best logistic model on it."""
     if name == "synthetic":
         train, test = _synthetic(seed, people), _synthetic(seed + 1000, 2000)
@@ -68,7 +68,7 @@ def posed(name: str, clients: int, people: int, epsilon: float, rho: float, seed
         {"u": a, "v": b, "allowed": np.full(len(b), level)} for a, b, level in zip(u, v, allowed, strict=True)
     ]
     test = {"u": _with_one(data.test["x"]), "y": data.test["y"], "sex": data.test["sex"]}
-    return Posed(
+    return FairProblem(
         fs.FederatedData.from_clients(parts, test=test, server={"use": use, "g": g}),
         fs.Selection(excess, _unfairness(g, use, rho)), use, u, v, allowed, g,
     )  # fmt: skip
@@ -150,7 +150,7 @@ METRICS = {
 
 def build(s: Setting) -> Task | RunRecord:
     """A method on the problem, the model in use, or the exact answer."""
-    p = posed(s.data, s.clients, s.people, s.epsilon, s.rho, s.seed)
+    p = fair(s.data, s.clients, s.people, s.epsilon, s.rho, s.seed)
     if s.method == "the model in use":
         return recorded(s, p, p.use, 0.0)
     if s.method == "exact (SLSQP)":
@@ -166,7 +166,7 @@ def build(s: Setting) -> Task | RunRecord:
     )  # fmt: skip
 
 
-def exact(s: Setting, p: Posed) -> RunRecord:
+def exact(s: Setting, p: FairProblem) -> RunRecord:
     """The minimum of f under every client's tolerance, by quadratic programming on the pooled data."""
     began = time.perf_counter()
 
@@ -188,7 +188,7 @@ def exact(s: Setting, p: Posed) -> RunRecord:
     return recorded(s, p, found.x, time.perf_counter() - began)
 
 
-def recorded(s: Setting, p: Posed, x: np.ndarray, seconds: float) -> RunRecord:
+def recorded(s: Setting, p: FairProblem, x: np.ndarray, seconds: float) -> RunRecord:
     """A model that no method of ours found, as a run."""
     data, point = p.data.placed(), jnp.asarray(x, jnp.result_type(float))
     assert p.problem.f.known is not None

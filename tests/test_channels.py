@@ -39,7 +39,7 @@ def rounds_of(case, **changes):
         if method.starts():
             carry = before_rounds(make_fed, posed.setup, method, carry, key, data)
         after = one_round(make_fed, posed.setup, method, carry, key, data, r)
-        return method.own(after.state), after.memory
+        return method.plain_state(after.state), after.memory
 
     jaxpr = jax.make_jaxpr(text)(posed.method, *posed.carry, placed, jnp.int32(0)).jaxpr
     return str(dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[0])

@@ -31,7 +31,7 @@ from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
 from fedstrata.advice.costs import KINDS, amounts, checked, one_round
 from fedstrata.advice.objectives import OutOfTime
-from fedstrata.advice.plan import BEFORE, FEWEST, TARGET
+from fedstrata.advice.plan import FEWEST, MARGIN, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
@@ -290,7 +290,7 @@ class Run:
             its = advice(self.fits[name], belief.of(self.at), self.reveals)
             if its.practical is None or not can_run(its, self.doubted):
                 return None
-            needed = expected(its.practical.rate, 0.1 * BEFORE * TARGET)
+            needed = expected(its.practical.rate, 0.1 * MARGIN * TARGET)
             count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
             if min(count, self.most) <= belief.horizon:
                 return replace(its, rounds=float(count))

@@ -185,7 +185,7 @@ def baselines(
         "fine-tuned": runs["fine-tuned"],
         "pooled": [runs["pooled"]] * data.clients,
     }
-    values = {way: _judged(term, those, samples) for way, those in models.items()}
+    values = {way: _judged(term, results, samples) for way, results in models.items()}
     names = data.names or tuple(map(str, range(data.clients)))
     shares = data.sizes / data.sizes.sum() if weights == "size" else np.full(data.clients, 1 / data.clients)
     return Baselines(values, names, name, part, mode, shares, {**runs, "together": result})

@@ -153,14 +153,16 @@ class Comparison:
         runs = list(next(iter(costs.values())))
         least = {run: min(costs[name][run] for name in costs) for run in runs}
         ratios = {
-            name: np.sort([own[run] / least[run] if math.isfinite(own[run]) else math.inf for run in runs])
-            for name, own in costs.items()
+            name: np.sort(
+                [spent[run] / least[run] if math.isfinite(spent[run]) else math.inf for run in runs]
+            )
+            for name, spent in costs.items()
         }
-        finite = [r for own in ratios.values() for r in own if math.isfinite(r)]
+        finite = [r for spent in ratios.values() for r in spent if math.isfinite(r)]
         tau = np.unique([1.0, *finite, 1.1 * max(finite, default=1.0)])
         return {
-            name: (tau, np.searchsorted(own, tau * (1 + 1e-9), side="right") / len(runs))
-            for name, own in ratios.items()
+            name: (tau, np.searchsorted(spent, tau * (1 + 1e-9), side="right") / len(runs))
+            for name, spent in ratios.items()
         }
 
     def _rows(self) -> list[tuple[str, ...]]:
@@ -356,9 +358,9 @@ def _traced(
     per_seed = case.datasets * len(seeds) if shared else case.datasets
     judged, weights = method.judged_as(problem), options["weights"]
     scores: dict[int, Score] = {}
-    for own in per_seed:
-        if id(own) not in scores:
-            scores[id(own)] = score_of(judged, own, weights, x0, y0, by)
+    for seed_data in per_seed:
+        if id(seed_data) not in scores:
+            scores[id(seed_data)] = score_of(judged, seed_data, weights, x0, y0, by)
     points: dict[int, list[tuple[int, float]]] = {lane: [] for lane in range(len(seeds))}
 
     def look(progressed: Progressed) -> None:
@@ -372,7 +374,7 @@ def _traced(
             problem, method, data, x0, y0=y0, rounds=rounds, seeds=seeds, callbacks=[look], progress=progress,
             eval_every=max(1, rounds // POINTS), **options,
         )  # fmt: skip
-    at = np.array(sorted({r for own in points.values() for r, _ in own} | {0, rounds}))
+    at = np.array(sorted({r for visited in points.values() for r, _ in visited} | {0, rounds}))
     values = []
     for lane, result in enumerate(results):
         known = dict(points[lane])
@@ -380,13 +382,13 @@ def _traced(
         diverged = result.status == "diverged"
         known.setdefault(rounds, math.inf if diverged else scores[id(per_seed[lane])](result.x, result.y))
         values.append(np.array([known.get(int(r), math.inf) for r in at]))
-    best = min(float(own.min()) for own in values)
+    best = min(float(curve.min()) for curve in values)
     if by == "certificate":
         last = min(range(len(results)), key=lambda lane: values[lane][-1])
         found = certify(results[last]) if shared else None
         if found is not None and math.isfinite(found.value):
             best = min(best, found.objective - found.interval[0])
-    return _Traced(at, values, [float(own[0]) for own in values], best, results)
+    return _Traced(at, values, [float(curve[0]) for curve in values], best, results)
 
 
 def _output(method: Method, state: Any) -> tuple[PyTree, PyTree]:
@@ -400,9 +402,9 @@ def _output(method: Method, state: Any) -> tuple[PyTree, PyTree]:
 def _relative(case: str, raw: list[tuple[str, dict[str, float], _Traced]], by: By) -> Iterable[Entry]:
     least = min(traced.best for _, _, traced in raw)
     for name, takes, traced in raw:
-        for own, start, result in zip(traced.values, traced.starts, traced.results, strict=True):
+        for curve, start, result in zip(traced.values, traced.starts, traced.results, strict=True):
             way = start - least if start > least else 1.0
-            excess = np.maximum((own - least) / way, 0.0)
+            excess = np.maximum((curve - least) / way, 0.0)
             yield Entry(case, name, int(result.seed or 0), traced.rounds, excess, takes, result)
 
 
@@ -415,8 +417,8 @@ def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
         differences: list[float] = []
         runs = [(e.case, e.seed) for e in played if e.method == a and (b, e.case, e.seed) in ends]
         for case in dict.fromkeys(case for case, _ in runs):
-            own = [ends[a, case, seed] - ends[b, case, seed] for c, seed in runs if c == case]
-            differences += own if np.ptp(own) > 1e-6 else own[:1]  # seeds without effect
+            decades = [ends[a, case, seed] - ends[b, case, seed] for c, seed in runs if c == case]
+            differences += decades if np.ptp(decades) > 1e-6 else decades[:1]  # seeds without effect
         count, mean = len(differences), float(np.mean(differences)) if differences else math.nan
         interval, p = (math.nan, math.nan), math.nan
         if count > 1:

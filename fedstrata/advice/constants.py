@@ -95,9 +95,9 @@ def parts_of(problem: Problem) -> dict[str, Measurand]:
         if level.name in black or (level.seeks == "max" and black):  # a payoff is both levels
             continue
         function = _of_x(level.minimised()) if level.arguments == "x" else level.minimised()
-        part, own = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
-        if shared or own:
-            found[level.name] = Measurand(function, 0 if level.variable == "x" else 1, part, own)  # type: ignore[arg-type]
+        part, personal = "valid" if level.samples == "valid" else "train", level.solved_by == "client"
+        if shared or personal:
+            found[level.name] = Measurand(function, 0 if level.variable == "x" else 1, part, personal)  # type: ignore[arg-type]
     if isinstance(problem, Constrained) and problem.plain is not None:
         found["plain"] = Measurand(_of_x(problem.plain))
     return found
@@ -148,8 +148,8 @@ def constants(
         case = Case(problem, placed, weights, *(double(point) for point in (x, y)))
         if problem.personal and not _has_axis(y, placed.clients):
             case = replace(case, y=jax.tree.map(lambda leaf: jnp.stack([leaf] * placed.clients), case.y))
-        own = isinstance(problem, Minimization | Selection)
-        F = _objective(problem, case) if objective and not own else None
+        alone = isinstance(problem, Minimization | Selection)
+        F = _objective(problem, case) if objective and not alone else None
         if F is not None and F.solved is not None:
             case = replace(case, y=level_of(problem, weights).gather(F.solved.y, case.data))
         meter = _Meter(case, steps, float(jnp.finfo(dtype).eps))
@@ -488,27 +488,29 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     fixed, moving = _split(program.part, x, y)
     flat, unravel = ravel_pytree(_one(moving) if program.part.personal else moving)
     f, shares = program.over(unravel, fixed), data.shares(program.weights)
-    own = jnp.broadcast_to(flat, (data.clients, flat.size))
+    spots = jnp.broadcast_to(flat, (data.clients, flat.size))
     if program.part.personal:
-        own = _stacked(moving, data.clients)
+        spots = _stacked(moving, data.clients)
     start = start_of(flat)
 
     def product(client: Client, z: Array, v: Array) -> Array:
         return jax.jvp(jax.grad(lambda z: f(client, z)), (z,), (v,))[1]
 
     def mean(v: Array) -> Array:
-        return shares @ data.each_client(lambda client, z: product(client, z, v), own)
+        return shares @ data.each_client(lambda client, z: product(client, z, v), spots)
 
     def at(z: Array) -> Any:
-        return shares @ data.each_client(f, own + (z - flat))
+        return shares @ data.each_client(f, spots + (z - flat))
 
     each = data.each_client(
-        lambda c, z: lanczos(partial(product, c, z), start, program.steps, CLOSE)[:2], own
+        lambda c, z: lanczos(partial(product, c, z), start, program.steps, CLOSE)[:2], spots
     )
     common = lanczos(mean, start, program.steps, CLOSE)[:2]
     few = min(program.steps, FEW)
-    apart = data.each_client(lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, few)[:2], own)
-    slopes = data.each_client(lambda client, z: jax.grad(lambda z: f(client, z))(z), own)
+    apart = data.each_client(
+        lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, few)[:2], spots
+    )
+    slopes = data.each_client(lambda client, z: jax.grad(lambda z: f(client, z))(z), spots)
     lines, widths = _short_lines(flat)
     along = jax.lax.map(lambda d: jax.lax.map(lambda t: at(flat + t * d), widths), lines)
     slope = shares @ slopes
@@ -517,8 +519,8 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     unit = _unit(size, bend, jnp.linalg.norm(flat))
     down = slope / jnp.where(size > 0, size, 1)
     ahead = jax.lax.map(lambda t: at(flat - t * unit * down), jnp.asarray(DOWN))
-    noise = data.each_client(partial(program.noise, unravel, fixed), own)
-    return _Found(data.each_client(f, own), slopes, each, common, apart, noise, along, ahead, unit)
+    noise = data.each_client(partial(program.noise, unravel, fixed), spots)
+    return _Found(data.each_client(f, spots), slopes, each, common, apart, noise, along, ahead, unit)
 
 
 @partial(jit, static_argnums=(0, 1, 2, 3))
@@ -530,11 +532,11 @@ def _coupled(
     def slope(x: PyTree) -> PyTree:
         if local:
 
-            def own(client: Client, y: PyTree) -> PyTree:
+            def slope_of(client: Client, y: PyTree) -> PyTree:
                 return jax.grad(lambda y: client.train.full_mean(part.function).silent(x, y))(y)
 
             roots = jnp.sqrt(data.shares(weights))
-            return jax.vmap(tree.scale)(roots, data.each_client(own, y))
+            return jax.vmap(tree.scale)(roots, data.each_client(slope_of, y))
         return jax.grad(lambda y: data.mean(part.function, x, y, shares=data.shares(weights)))(y)
 
     def square(v: Array) -> Array:

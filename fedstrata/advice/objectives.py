@@ -92,10 +92,10 @@ def mean_over(
     if each is None and part != "client":
         return data.mean(function, *args, shares=data.shares(weights), part=part)
 
-    def value(client: Client, *own: PyTree) -> Any:
+    def value(client: Client, *rest: PyTree) -> Any:
         if part == "client":
-            return function(*args, *own, client)
-        return getattr(client, part).full_mean(function).silent(*args, *own)
+            return function(*args, *rest, client)
+        return getattr(client, part).full_mean(function).silent(*args, *rest)
 
     return data.shares(weights) @ data.each_client(value, *(() if each is None else (each,)))
 
@@ -134,11 +134,11 @@ def objective_of(problem: Problem, case: Case) -> Objective:
     """
     kind, levels = type(problem).__name__, problem.levels
     lower = [level for level in levels if level.variable == "y"]
-    own = f"Register a measure, @fs.certify.register({kind}), or look at result.history"
+    instead = f"Register a measure, @fs.certify.register({kind}), or look at result.history"
     if not levels:
-        raise NotCertifiable(f"there is no measure for {kind}, which does not say its levels. {own}")
+        raise NotCertifiable(f"there is no measure for {kind}, which does not say its levels. {instead}")
     if len(lower) > 1 or any(level.seeks != "min" for level in levels if level.variable == "x"):
-        raise NotCertifiable(f"there is no measure for levels like those of {kind}. {own}")
+        raise NotCertifiable(f"there is no measure for levels like those of {kind}. {instead}")
     if not lower:
         return _within(case, partial(_own(problem, case.weights), case.data))
     return (_envelope if lower[0].seeks == "max" else _through)(problem, case)
@@ -329,11 +329,11 @@ def _common(problem: Problem, lower: Level, weights: Weights) -> Pooled:
 def _personal(problem: Problem, lower: Level, weights: Weights) -> Pooled:
     """Every client has its own lower level; y has a leading client axis."""
 
-    def own(client: Client, x: PyTree, y: PyTree) -> Any:
+    def client_mean(client: Client, x: PyTree, y: PyTree) -> Any:
         return getattr(client, lower.samples).full_mean(lower).silent(*lower.args(x, y))
 
     def each(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return data.each_client(lambda client, y: own(client, x, y), y)
+        return data.each_client(lambda client, y: client_mean(client, x, y), y)
 
     def potential(x: PyTree, y: PyTree, data: Placed) -> PyTree:
         return each(x, y, data).sum()

@@ -25,7 +25,7 @@ from fedstrata.problems.measured import Conditions, Constants, NoRule
 from fedstrata.support.words import suggest
 
 TARGET = 1e-2  # the error of x that counts as solved
-BEFORE = 0.1  # of it: planned rounds lead a little further
+MARGIN = 0.1  # planned rounds end at a tenth of the target, so that a run meets it
 FEWEST, MOST = 10, 100_000  # rounds
 
 
@@ -136,7 +136,7 @@ def plan(
     its = chosen(at, method, reveals)
     assert its.practical is not None
     found = its.practical
-    needed = expected(found.rate, BEFORE * target)
+    needed = expected(found.rate, MARGIN * target)
     if rounds is None and found.fades is False and math.isfinite(needed):
         number = int(min(max(math.ceil(needed), FEWEST), MOST))
     else:

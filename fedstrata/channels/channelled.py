@@ -104,8 +104,8 @@ class Channelled:
         found |= {} if self.drops is None else {"dropouts": str(self.drops)}
         return {**found, "buffered": "yes"} if self.late else found
 
-    def own(self, state: Joined) -> Any:
-        """See `Method.own`."""
+    def plain_state(self, state: Joined) -> Any:
+        """See `Method.plain_state`."""
         return state.own
 
     def output(self, state: Joined, memory: PyTree) -> tuple[PyTree, PyTree]:

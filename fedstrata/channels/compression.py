@@ -77,8 +77,8 @@ def largest(size: Array, k: int) -> Array:
     d = size.size
     exact = jnp.float32 if d < 2**24 else jnp.int32  # float32 is summed faster, and is exact below
 
-    def count(those: Array) -> Array:
-        return those.astype(exact).sum()
+    def count(mask: Array) -> Array:
+        return mask.astype(exact).sum()
 
     def halve(ends: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         low, high, above, j = ends

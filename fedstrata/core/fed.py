@@ -271,8 +271,8 @@ class Fed(abc.ABC):
         working = jnp.broadcast_to(jnp.asarray(steps) > 0, (self.clients,))
         of = self._chosen if of is None else of
         weights = self.weights_of(of, given)
-        theirs = jnp.where(working if of is None else working[of], weights, 0)
-        return jnp.where(theirs.sum() > 0, theirs, weights)
+        shares = jnp.where(working if of is None else working[of], weights, 0)
+        return jnp.where(shares.sum() > 0, shares, weights)
 
     def _unequal(self, of: Array | None, given: Array | None) -> Array | None:
         """Like `weights_of`, but None if all are equal: a plain mean is cheaper, and exact."""

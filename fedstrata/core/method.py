@@ -279,7 +279,7 @@ class Method(Generic[ProblemT, StateT]):
         """The memory of every client before the first round; None if clients remember nothing."""
         return None
 
-    def own(self, state: Any) -> Any:
+    def plain_state(self, state: Any) -> Any:
         """The state without what channels keep there."""
         return state
 

@@ -27,6 +27,6 @@ def flip_labels(data: FederatedData, clients: int, classes: int, label: str = "y
     if label not in by_name(data.train):
         raise ValueError(f"flip_labels: the samples have no entry {label!r}; give label= its name.")
     y = np.array(data.train[label])
-    theirs = slice(0, int(data.sizes[:clients].sum()))
-    y[theirs] = classes - 1 - y[theirs]
+    rows = slice(0, int(data.sizes[:clients].sum()))
+    y[rows] = classes - 1 - y[rows]
     return replace(data, train={**data.train, label: y})

@@ -188,19 +188,19 @@ class OneClass(Partitioner):
         classes, members = _classes(arrays, label, "OneClass")
         sizes = [len(part) for part in np.array_split(np.arange(total), clients)]
         wanted = math.floor(self.q * (total // clients) + 1e-9)  # 0.29 * 100 is 28.999…
-        own: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * clients
+        primary: list[np.ndarray] = [np.empty(0, dtype=np.int64)] * clients
         for c in range(len(classes)):
             holders = range(c, clients, len(classes))
             if holders:
                 pool = rng.permutation(np.flatnonzero(members == c))
                 count = min(wanted, len(pool) // len(holders))
                 for j, i in enumerate(holders):
-                    own[i] = pool[j * count : (j + 1) * count]
+                    primary[i] = pool[j * count : (j + 1) * count]
         free = np.ones(total, dtype=bool)
-        free[np.concatenate(own)] = False
-        gaps = np.cumsum([size - len(part) for size, part in zip(sizes, own, strict=True)])
+        free[np.concatenate(primary)] = False
+        gaps = np.cumsum([size - len(part) for size, part in zip(sizes, primary, strict=True)])
         fill = np.split(rng.permutation(np.flatnonzero(free)), gaps[:-1])
-        return [np.concatenate(pair) for pair in zip(own, fill, strict=True)]
+        return [np.concatenate(pair) for pair in zip(primary, fill, strict=True)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,7 +293,7 @@ class Shards(Partitioner):
         order = rng.permutation(total)  # which of a class's samples come together is left to chance
         cut = np.array_split(order[np.argsort(members[order], kind="stable")], shards)
         dealt = rng.permutation(shards).reshape(clients, self.per_client)
-        return [np.concatenate([cut[shard] for shard in own]) for own in dealt]
+        return [np.concatenate([cut[shard] for shard in hand]) for hand in dealt]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -334,9 +334,9 @@ class FeatureShift(Partitioner):
         left = np.array(sizes)
         counts = np.bincount(members)
         for c, count in enumerate(counts):
-            own = np.flatnonzero(members == c)
+            samples = np.flatnonzero(members == c)
             quota = _apportion(left, count)
-            owner[own[np.argsort(score[own], kind="stable")]] = np.repeat(np.arange(clients), quota)
+            owner[samples[np.argsort(score[samples], kind="stable")]] = np.repeat(np.arange(clients), quota)
             left = left - quota
         return [np.flatnonzero(owner == i) for i in range(clients)]
 
@@ -370,14 +370,14 @@ class TwoLevel(Partitioner):
             raise ValueError(f"{self.groups} groups need at least as many clients, but there are {clients}.")
         members = [len(part) for part in np.array_split(np.arange(clients), self.groups)]
         parts = []
-        for own, count in zip(self.outer.split(arrays, self.groups, rng, label), members, strict=True):
-            if len(own) < count:
+        for group, count in zip(self.outer.split(arrays, self.groups, rng, label), members, strict=True):
+            if len(group) < count:
                 raise ValueError(
-                    f"A group of {len(own)} samples cannot be divided among {count} clients; take fewer "
+                    f"A group of {len(group)} samples cannot be divided among {count} clients; take fewer "
                     "clients or an outer rule with a larger min_size."
                 )
-            inside = {name: np.asarray(array)[own] for name, array in arrays.items()}
-            parts += [own[part] for part in self.inner.split(inside, count, rng, label)]
+            inside = {name: np.asarray(array)[group] for name, array in arrays.items()}
+            parts += [group[part] for part in self.inner.split(inside, count, rng, label)]
         return parts
 
 

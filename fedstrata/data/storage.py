@@ -240,8 +240,8 @@ class Placed:
         if of.rows > FEW:
             return jnp.repeat(each, of.sizes, total_repeat_length=length)
         samples, ends = jnp.arange(length)[:, None], jnp.append(of.offsets[1:], length)
-        theirs = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
-        return jnp.where(theirs, each, 0).sum(1)  # compiles in a fraction of it
+        member = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
+        return jnp.where(member, each, 0).sum(1)  # compiles in a fraction of it
 
     def _part(self, name: str) -> FlatSamples:
         return self.training if name == "train" or self.validation is None else self.validation

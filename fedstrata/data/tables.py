@@ -74,7 +74,11 @@ class Encoding:
     def names(self) -> tuple[str, ...]:
         """The names of the features: ``age``, ``pain=typical``."""
         words = ((c, self.categories.get(c)) for c in self.columns)
-        return tuple(n for c, own in words for n in ((c,) if own is None else (f"{c}={w}" for w in own)))
+        return tuple(
+            n
+            for c, categories in words
+            for n in ((c,) if categories is None else (f"{c}={w}" for w in categories))
+        )
 
     def apply(self, raw: Any) -> Sample:
         """The samples of a data frame, a dict of columns or a CSV file; ``y`` where the label is there."""
@@ -127,7 +131,7 @@ class Encoding:
     def missing(self, x: Sequence[np.ndarray]) -> str:
         """The columns in which values are missing, in words; empty if none."""
         sources = [column for column in self.columns for _ in self.categories.get(column, ("",))]
-        counts = dict(zip(sources, sum(np.isnan(own).sum(axis=0) for own in x), strict=True))
+        counts = dict(zip(sources, sum(np.isnan(rows).sum(axis=0) for rows in x), strict=True))
         words = [f"{column!r} ({count})" for column, count in counts.items() if count]
         if not words:
             return ""
@@ -196,24 +200,24 @@ def federate(
     encoding = _imputing(encoding, x, parts, impute)
     whole = [
         {
-            "x": encoding.complete(own, table.name),
+            "x": encoding.complete(arrays, table.name),
             "y": labels,
             **{name: dataclasses.replace(encoding, label=name, classes=None).labels(table) for name in extra},
         }
-        for own, labels, table in zip(x, y, tables, strict=True)
+        for arrays, labels, table in zip(x, y, tables, strict=True)
     ]
 
     def part(p: int) -> list[Sample]:
         return [
-            {name: array[rows[p]] for name, array in own.items()}
-            for own, rows in zip(whole, parts, strict=True)
+            {name: array[rows[p]] for name, array in arrays.items()}
+            for arrays, rows in zip(whole, parts, strict=True)
         ]
 
     test = None
     if test_fraction > 0:
         held_out = part(2)
-        owner = np.repeat(np.arange(len(tables), dtype=np.int32), [len(own["y"]) for own in held_out])
-        test = {name: np.concatenate([own[name] for own in held_out]) for name in held_out[0]}
+        owner = np.repeat(np.arange(len(tables), dtype=np.int32), [len(arrays["y"]) for arrays in held_out])
+        test = {name: np.concatenate([arrays[name] for arrays in held_out]) for name in held_out[0]}
         test["client"] = owner
     held = None if server is None else encoding.apply(server)
     valid = part(1) if valid_fraction > 0 else None
@@ -327,8 +331,8 @@ def _categories(
     """The union of the clients' categories, of all their rows: a vocabulary tells nothing of the test."""
     if not words:
         return {}, Counter()
-    own = [{c: sorted(set(t.columns[c][~_missing(t.columns[c])])) for c in words} for t in tables]
-    union = {c: tuple(sorted({word for lists in own for word in lists[c]})) for c in words}
+    by_client = [{c: sorted(set(t.columns[c][~_missing(t.columns[c])])) for c in words} for t in tables]
+    union = {c: tuple(sorted({word for lists in by_client for word in lists[c]})) for c in words}
     for column, categories in union.items():
         if not categories:
             raise DataError(f"{column!r} has no value in any row: leave it out, features=[…].")
@@ -336,7 +340,7 @@ def _categories(
         _doubt(tables, column, union[column])
     traffic = exchange(len(tables), 0, 0)
     traffic["main/gathers"] = 1  # the server sees who has which category
-    traffic["main/bytes_up"] = sum(_size(lists) for lists in own)
+    traffic["main/bytes_up"] = sum(_size(lists) for lists in by_client)
     traffic["main/bytes_down"] = len(tables) * _size(union)
     return union, traffic
 
@@ -367,7 +371,7 @@ def _size(lists: Mapping[str, Sequence[str]]) -> int:
 
 def _check_digits(encoding: Encoding, x: Sequence[np.ndarray]) -> None:
     """Warn of features that float32 cannot resolve, such as seconds since 1970."""
-    low, high = (f.reduce([f.reduce(own, axis=0) for own in x]) for f in (np.fmin, np.fmax))
+    low, high = (f.reduce([f.reduce(features, axis=0) for features in x]) for f in (np.fmin, np.fmax))
     for name, least, most in zip(encoding.names, low, high, strict=True):
         largest = max(abs(least), abs(most))
         if 0 < (most - least) < _STEPS * np.finfo(np.float32).eps * largest:
@@ -386,7 +390,7 @@ def _imputing(
         if missing := encoding.missing(x):
             raise DataError(missing)
         return encoding
-    mean, traffic = federated_mean([own[rows[0]] for own, rows in zip(x, parts, strict=True)])
+    mean, traffic = federated_mean([features[rows[0]] for features, rows in zip(x, parts, strict=True)])
     if empty := [name for name, m in zip(encoding.names, mean, strict=True) if np.isnan(m)]:
         raise DataError(
             f"No training row of any client has a value in {_some(empty)}: leave it out, features=[…]."

@@ -193,7 +193,7 @@ def measure(
         if setup.measure_problem:
             values.update(problem.measure(fed.mean, x, y))
         for name, metric in setup.metrics:
-            series = metric.measured(name, problem, fed, data, (method.own(carry.state), x, y))
+            series = metric.measured(name, problem, fed, data, (method.plain_state(carry.state), x, y))
             for taken in series.keys() & values.keys():
                 raise ValueError(taken_name(taken))
             values.update(series)

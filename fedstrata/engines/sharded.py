@@ -260,8 +260,8 @@ class Sharded(Simulated):
             # All of one length, so that the flat array is divided between devices at clients' borders.
             starts = np.arange(rows, dtype=np.int32) * longest
             total = int(sizes.sum(dtype=np.int64))
-            theirs = self._spread(sizes[who]), self._spread(starts)
-            return FlatSamples(flat, *theirs, total, common_size(sizes), longest)
+            sizes_and_starts = self._spread(sizes[who]), self._spread(starts)
+            return FlatSamples(flat, *sizes_and_starts, total, common_size(sizes), longest)
 
         groups = (whole_group(data.sizes, data.valid_sizes),)
         return Placed(*data.each_part(part), *data.pooled(self._copy), None, data.clients, groups)

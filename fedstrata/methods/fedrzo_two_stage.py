@@ -302,13 +302,13 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
 
         if self.given:
 
-            def own(x: PyTree, y: PyTree, s: PyTree) -> PyTree:
+            def given_response(x: PyTree, y: PyTree, s: PyTree) -> PyTree:
                 if callable(lower):
                     return lower(lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y)
                 assert solution is not None  # `check` saw to it
                 return solution(x, s)
 
-            y = only_real(everywhere(own)(x, start, samples), zero)
+            y = only_real(everywhere(given_response)(x, start, samples), zero)
             return only_real(y, start), 0, measured(y)
         # the same probe at every point and sample, so that their number does not matter
         probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)

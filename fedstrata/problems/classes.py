@@ -472,7 +472,7 @@ class Composition(Problem):
         levels = tuple(Level.named(name, f, seeks="value") for name, f in zip(names, terms, strict=True))
         object.__setattr__(self, "levels", levels)
 
-    def own(self, x: PyTree, client: Client) -> Any:
+    def client_value(self, x: PyTree, client: Client) -> Any:
         """The composition of one client's own means."""
         z = x
         for level in self.levels:
@@ -480,7 +480,7 @@ class Composition(Problem):
         return z
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        z = mean(self.own, x, part="client") if self.local else x
+        z = mean(self.client_value, x, part="client") if self.local else x
         for level in () if self.local else self.levels:
             z = level(z) if known(level) else mean(level, z)
         return {"objective": z if self.plain is None else z + mean(self.plain, x)}

@@ -23,7 +23,7 @@ from fedstrata.core.term import Applied, Term
 from fedstrata.core.types import PyTree
 from fedstrata.problems.classes import Bilevel, Composition, Minimax, MultiSequence
 from fedstrata.problems.levels import ARITHMETIC, tracker_of
-from fedstrata.problems.terms import read_alike, together
+from fedstrata.problems.terms import on_same_samples, together
 
 
 def as_multisequence(problem: Problem) -> MultiSequence:
@@ -74,7 +74,7 @@ def _sequences_of(problem: Problem) -> MultiSequence:
 
 @_sequences_of.register
 def _(problem: Bilevel) -> MultiSequence:
-    f, g = read_alike(Term.of(problem.upper), Term.of(problem.lower))
+    f, g = on_same_samples(Term.of(problem.upper), Term.of(problem.lower))
     P, S = (Term(Applied(map_, f, g), f.reads) for map_ in (_bilevel_P, _bilevel_S))
     return MultiSequence(P, (S,))
 
@@ -137,7 +137,7 @@ def _(problem: Composition) -> Bilevel:
             "A LogMeanExp level does not solve a least-squares problem, so it cannot be a lower level."
         )
     inner, outer = map(Term.of, problem.levels)
-    upper = (outer,) if problem.plain is None else read_alike(outer, Term.of(problem.plain))
+    upper = (outer,) if problem.plain is None else on_same_samples(outer, Term.of(problem.plain))
     terms = Term(Applied(_outer, upper), together(*upper)), Term(Applied(_tracking, inner), together(inner))
     return Bilevel(*terms, same_samples=True, local=problem.local)
 
@@ -174,7 +174,7 @@ def _(problem: Composition) -> MultiSequence:
     *inner, outer = levels
     gaps = [Term(Applied(_gap, level), level.reads) for level in inner]
     plain = () if problem.plain is None else (Term.of(problem.plain),)
-    outer, *terms = read_alike(outer, *gaps, *plain)
+    outer, *terms = on_same_samples(outer, *gaps, *plain)
     chain = _Chain(tuple(terms[: len(gaps)]), outer, *terms[len(gaps) :])
     reads = together(outer, *terms)
     P, S = (Term(Applied(map_, chain), reads) for map_ in (_composition_P, _composition_S))

@@ -25,7 +25,7 @@ from fedstrata.core.types import DType, Function, PyTree, Weights
 from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.problems.classes import Composition, Minimax
 from fedstrata.problems.dro import Dual, Floored, by_group, clients_mean, group_sizes, ratio
-from fedstrata.problems.terms import calling, per_sample, read_alike
+from fedstrata.problems.terms import calling, on_same_samples, per_sample
 from fedstrata.support.words import misspelt
 
 
@@ -73,7 +73,7 @@ class Constrained(Composition):
         rho, lam = self.rho, self.lam
         if self.linear is None:
             raise TypeError("These constraints are not means over samples, so they have no minimax form.")
-        plain, violation = read_alike(Term.of(self.plain), Term.of(self.linear(data, weights)))
+        plain, violation = on_same_samples(Term.of(self.plain), Term.of(self.linear(data, weights)))
 
         def payoff(x: PyTree, q: jax.Array, sample: PyTree) -> jax.Array:
             gain = jnp.vdot(q[1:], violation(x, sample)) - lam * jax.scipy.special.xlogy(q, q).sum()

@@ -70,13 +70,13 @@ class OfClients(OwnModels):
 
     objective: ClassVar[str] = "objective"
 
-    def own(self, x: PyTree, client: Client) -> Any:
+    def client_value(self, x: PyTree, client: Client) -> Any:
         """One client's term of the mean."""
         raise NotImplementedError
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The mean loss, and the objective."""
-        return {**super().measure(mean, x, y), "objective": mean(self.own, x, part="client")}
+        return {**super().measure(mean, x, y), "objective": mean(self.client_value, x, part="client")}
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class PowerOfLosses(OfClients):
     q: Any = 0.0
     personal = False
 
-    def own(self, x: PyTree, client: Client) -> Any:
-        """See `OfClients.own`."""
+    def client_value(self, x: PyTree, client: Client) -> Any:
+        """See `OfClients.client_value`."""
         return client.train.full_mean(self.loss).silent(x) ** (self.q + 1) / (self.q + 1)
 
 
@@ -97,8 +97,8 @@ class Adapted(OfClients):
 
     alpha: Any = 0.0
 
-    def own(self, x: PyTree, client: Client) -> Any:
-        """See `OfClients.own`."""
+    def client_value(self, x: PyTree, client: Client) -> Any:
+        """See `OfClients.client_value`."""
         loss = client.train.full_mean(self.loss).silent
         return loss(tree.axpy(-self.alpha, jax.grad(loss)(x), x))
 
@@ -128,11 +128,11 @@ class RiskOfClients(Minimization):
         if self.kind == "kl":  # shifted by the mean loss, so that it does not overflow early
             return {
                 "loss": loss,
-                "objective": loss + self.level * jnp.log(mean(self.own, x, loss, part="client")),
+                "objective": loss + self.level * jnp.log(mean(self.client_value, x, loss, part="client")),
             }
-        return {"loss": loss, "objective": y + mean(self.own, x, y, part="client")}
+        return {"loss": loss, "objective": y + mean(self.client_value, x, y, part="client")}
 
-    def own(self, x: PyTree, centre: Any, client: Client) -> Any:
+    def client_value(self, x: PyTree, centre: Any, client: Client) -> Any:
         """One client's term: exp((F_i − c)/λ), or (F_i − s)₊/α."""
         above = client.train.full_mean(self.loss).silent(x) - centre
         return jnp.exp(above / self.level) if self.kind == "kl" else jax.nn.relu(above) / self.level

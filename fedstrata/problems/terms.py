@@ -31,7 +31,7 @@ def calling(function: Function, *terms: Term) -> Term:
     return Term(Applied(_calls, terms, function), together(*terms))
 
 
-def read_alike(*terms: Term) -> tuple[Term, ...]:
+def on_same_samples(*terms: Term) -> tuple[Term, ...]:
     """The terms for use on the same samples: if one reads batches, all do."""
     return tuple(term.on_batches() for term in terms) if together(*terms) == "batch" else terms
 

@@ -350,8 +350,8 @@ class Loop:
     def _cautions(self, ended: bool = False) -> list[list[str]]:
         posed, moment = self.posed, Moment(self.posed.setup.problem, self.posed.rounds, self.posed.x0)
         lanes = zip(posed.methods, self._fetch(), strict=True)
-        own = posed.method.own
-        return [m.cautions(moment._replace(state=own(host.state), ended=ended)) for m, host in lanes]
+        plain_state = posed.method.plain_state
+        return [m.cautions(moment._replace(state=plain_state(host.state), ended=ended)) for m, host in lanes]
 
     def _close(self) -> None:
         """Warn about the rounds that were run."""
@@ -481,7 +481,7 @@ class Loop:
         point = self.engine.output(posed.texts[b], self.carry, host)
         problem = posed.methods[b].judged_as(posed.setup.problem)
         values = evaluate(
-            due, problem, posed.data_of(b), posed.setup.weights, posed.method.own(host.state), *point
+            due, problem, posed.data_of(b), posed.setup.weights, posed.method.plain_state(host.state), *point
         )
         for name in values.keys() & {*taken, *BOOKKEEPING}:
             raise ValueError(taken_name(name))
@@ -512,7 +512,7 @@ class Loop:
 
     def _state(self, lane: int) -> Any:
         """A lane's state, without what channels keep there."""
-        return self.posed.method.own(self.engine.lane(self.carry, lane).state)
+        return self.posed.method.plain_state(self.engine.lane(self.carry, lane).state)
 
     def results(self, stopped: int | None = None) -> list[Result]:
         """The results on the host; ``stopped`` is what `run` returned."""
@@ -527,7 +527,7 @@ class Loop:
                 method=posed.methods[b],
                 seconds=self.seconds() + compiling,
                 status=self._status(lane, stopped),
-                state=posed.method.own(hosts[b].state),
+                state=posed.method.plain_state(hosts[b].state),
                 problem=setup.problem,
                 data=None if self.engine.elsewhere else posed.data_of(b),  # made-up samples judge nothing
                 weights=setup.weights,

@@ -97,7 +97,7 @@ def sweep(
     began = time.perf_counter()
     methods = [methods] if isinstance(methods, Method) else list(methods)
     datasets = [data] if isinstance(data, FederatedData) else list(data)
-    _check_alike(methods, datasets, len(seeds))
+    _check_sweep(methods, datasets, len(seeds))
     per_seed = len(datasets) > 1
     first = pose(
         problem, methods[0], datasets[0], x0, y0=y0, rounds=rounds, participation=participation,
@@ -151,7 +151,7 @@ def _stack(trees: Sequence[PyTree]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *trees)
 
 
-def _check_alike(methods: list[Method], datasets: list[FederatedData], seeds: int) -> None:
+def _check_sweep(methods: list[Method], datasets: list[FederatedData], seeds: int) -> None:
     if not methods:
         raise ValueError("sweep needs at least one method.")
     if len(datasets) not in (1, seeds):

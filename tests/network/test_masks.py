@@ -11,7 +11,7 @@ import fedstrata as fs
 from fedstrata.engines.network import Network, Policy, SiteRefused
 from fedstrata.engines.network.federation import Federation
 from fedstrata.engines.network.kits import Identity, KitError, make
-from fedstrata.engines.network.masks import LARGEST, Asked, Fixed, Masker, met, total
+from fedstrata.engines.network.masks import LARGEST, Fixed, Masker, SumRequest, met, total
 from fedstrata.engines.network.site import Site
 
 from .test_engine import CASES, assert_same
@@ -22,7 +22,7 @@ COUNTS = np.array([1, 2**40, 3])
 
 
 def asked(number=1, shares=SHARES, message=b"m", what="round 0"):
-    return Asked.of(what, number, [shares, np.frombuffer(message, np.uint8)])
+    return SumRequest.of(what, number, [shares, np.frombuffer(message, np.uint8)])
 
 
 def masked(uploads, fixed, sum_of=None):

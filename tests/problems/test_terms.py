@@ -12,7 +12,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.core.term import Term
 from fedstrata.problems.dro import DRO, GroupDRO
-from fedstrata.problems.terms import read_alike
+from fedstrata.problems.terms import on_same_samples
 from fedstrata.testing.cases import all_cases
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -106,11 +106,11 @@ def test_a_term_keeps_its_marks_and_is_equal_to_its_like():
 
 @pytest.mark.slow
 def test_terms_on_the_same_samples():
-    one, other = read_alike(Term(sampled), fs.per_batch(payoff))
+    one, other = on_same_samples(Term(sampled), fs.per_batch(payoff))
     assert one.reads == other.reads == "batch"
     same(one(X, Y, CLIENTS[0]), over_samples(sampled)(X, Y, CLIENTS[0]))
-    assert read_alike(one, Term(jnp.log, "nothing"))[1].reads == "nothing"
-    assert read_alike(Term(sampled), Term(spread)) == (Term(sampled), Term(spread))
+    assert on_same_samples(one, Term(jnp.log, "nothing"))[1].reads == "nothing"
+    assert on_same_samples(Term(sampled), Term(spread)) == (Term(sampled), Term(spread))
     log = fs.LogMeanExp(lambda x, s: s["a"] @ x).on_batches()
     same(log(X, CLIENTS[0]), np.log(np.exp(CLIENTS[0]["a"] @ X).mean()))
     with pytest.raises(TypeError, match="every sample's is needed"):

@@ -112,11 +112,11 @@ class Federation:
             named = [(self.names[i], own[name]) for i, own in sorted(self._columns.items()) if name in own]
             for site, words in named:
                 first, meant = named[0]
-                for place, (its, theirs) in enumerate(zip_longest(words, meant)):
-                    if its != theirs:
+                for place, (its, expected) in enumerate(zip_longest(words, meant)):
+                    if its != expected:
                         raise ValueError(
                             f"The sites mean different things by {name!r}: its {what} {place} is {its!r} at "
-                            f"{site}, {theirs!r} at {first}. Give all sites the same, in the same order."
+                            f"{site}, {expected!r} at {first}. Give all sites the same, in the same order."
                         )
 
     def _begin(self, fresh: bool) -> None:

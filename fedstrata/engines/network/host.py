@@ -254,22 +254,22 @@ class Host:
         clients = wire.value(header, "clients", int)
         if not arrays or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
             raise SiteRefused("The server and this site disagree on the numbers of its clients.")
-        own, total = np.array(arrays[0]), wire.value(header, "total", int)
+        ids, total = np.array(arrays[0]), wire.value(header, "total", int)
         if not (0 < clients <= MOST_CLIENTS and 0 < total <= MOST_SAMPLES):
             raise SiteRefused("A federation of more clients or samples than can be counted, or of none.")
-        if not ((own >= 0).all() and (own < clients).all() and len(set(own.tolist())) == len(own)):
+        if not ((ids >= 0).all() and (ids < clients).all() and len(set(ids.tolist())) == len(ids)):
             raise SiteRefused("The server and this site disagree on the numbers of its clients.")
         server = blank(header.get("server"))
         text, identity = self.opened.text(clients, server)
         _compare(wire.value(header, "identity", dict), identity)
-        place = Place(own, total)
+        place = Place(ids, total)
         site = self.site
-        if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, own):
+        if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, ids):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
             # Another run has other noise: the difference of its answers to the same question would have none.
             secret = hmac.digest(self.secret, f"noise {self.run} {self.number}".encode(), "sha256")
             site = Site(
-                text, self.opened.data, place, self.folder / self.run, self._compiled(text, own),
+                text, self.opened.data, place, self.folder / self.run, self._compiled(text, ids),
                 secret, masker, self.allowance, self.rules,
             )  # fmt: skip
         anew = False
@@ -281,11 +281,11 @@ class Host:
         self.site = site
         return {"anew": anew}, []
 
-    def _compiled(self, text: Text, own: np.ndarray) -> dict[Any, Any]:
+    def _compiled(self, text: Text, clients: np.ndarray) -> dict[Any, Any]:
         """The compiled phases of runs that differ in their seed."""
         leaves, structure = jax.tree.flatten((text.method, text.state, text.memory, text.server))
         types = tuple((np.shape(leaf), jax.numpy.result_type(leaf)) for leaf in leaves)
-        found = self._programs.setdefault((key_of(text.setup), structure, types, len(own)), {})
+        found = self._programs.setdefault((key_of(text.setup), structure, types, len(clients)), {})
         while len(self._programs) > MOST_TEXTS:
             del self._programs[next(iter(self._programs))]
         return found
@@ -370,8 +370,8 @@ def columns_of(data: FederatedData) -> dict[str, list[str]]:
     apart by their digest.
     """
     found = {}
-    for name, own in (("x", "features"), ("y", "classes")):
-        words = list(getattr(data.preparation, own, None) or ())
+    for name, attribute in (("x", "features"), ("y", "classes")):
+        words = list(getattr(data.preparation, attribute, None) or ())
         if len(plain := json.dumps(words).encode()) > _MOST_NAMES:
             words = [hashlib.sha256(plain).hexdigest()]
         if words:

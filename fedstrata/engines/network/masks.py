@@ -37,8 +37,8 @@ KEY, ANSWERED = "mask.key", "answered"  # files in the run's folder
 _INFO = b"fedstrata mask 1"
 
 
-class Asked(NamedTuple):
-    """The sum that a message is for.
+class SumRequest(NamedTuple):
+    """A sum that a message contributes to.
 
     Attributes:
         what: the exchange: program, position, phase, round, turn.
@@ -54,7 +54,7 @@ class Asked(NamedTuple):
     digest: bytes
 
     @classmethod
-    def of(cls, what: str, number: int, arrays: Sequence[np.ndarray]) -> Asked:
+    def of(cls, what: str, number: int, arrays: Sequence[np.ndarray]) -> SumRequest:
         """From the arrays that all sites are sent: shares, key, message."""
         code = hashlib.sha256(what.encode())
         for array in arrays:
@@ -169,7 +169,7 @@ class Masker:
             if j != self.index
         }  # line 2
 
-    def admit(self, asked: Asked, everyone: bool, own: float) -> None:
+    def admit(self, asked: SumRequest, everyone: bool, own: float) -> None:
         """Check what a sum would show, and note the answer: an exchange has one cohort and one message.
 
         Args:
@@ -206,7 +206,7 @@ class Masker:
             append(self.folder / ANSWERED, f"{what} {digest} {number}\n".encode())
         self._answered[what] = digest
 
-    def mask(self, vector: np.ndarray, counts: np.ndarray, asked: Asked) -> list[np.ndarray]:
+    def mask(self, vector: np.ndarray, counts: np.ndarray, asked: SumRequest) -> list[np.ndarray]:
         """Lines 3 to 5, of a vector and of counts (modulo 2^64)."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         from cryptography.hazmat.primitives.hashes import SHA256

@@ -29,7 +29,7 @@ from fedstrata.data.storage import Outline, Placed
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.allowance import Allowance, costs_of
-from fedstrata.engines.network.masks import Asked, Fixed, Masker
+from fedstrata.engines.network.masks import Fixed, Masker, SumRequest
 from fedstrata.engines.network.rules import Rules
 from fedstrata.engines.network.states import SiteRefused, States, first_of
 from fedstrata.engines.network.text import PROGRAMS, START_ROUND, Text, made_up, reads
@@ -232,7 +232,7 @@ class Site:
 
     def _asked(
         self, header: Header, number: int, about: list[Any], key: np.ndarray, leaves: Arrays
-    ) -> Asked | None:
+    ) -> SumRequest | None:
         """What a message says of the sum that it is for; None where the text asks for none."""
         if not self.setup.secure:
             return None
@@ -240,15 +240,15 @@ class Site:
             raise SiteRefused("The text asks for secure sums, and the sites have not agreed on masks.")
         if not leaves:
             raise SiteRefused("A request that does not say what the sites' shares of a sum are.")
-        return Asked.of(json.dumps([*about, wire.value(header, "turn", int)]), number, [*leaves, key])
+        return SumRequest.of(json.dumps([*about, wire.value(header, "turn", int)]), number, [*leaves, key])
 
-    def _admit(self, asked: Asked, compiled: _Compiled, weights: np.ndarray) -> None:
+    def _admit(self, asked: SumRequest, compiled: _Compiled, weights: np.ndarray) -> None:
         assert self.masker is not None
         if compiled.stacked:
             raise SiteRefused("Single replies are asked for, where the server is to learn sums alone.")
         self.masker.admit(asked, compiled.everyone, float(weights.sum(dtype=np.float64)))
 
-    def _masked(self, asked: Asked, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:
+    def _masked(self, asked: SumRequest, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:
         """What is sent in place of uploads and counts."""
         assert self.masker is not None
         method: Any = self.text.method

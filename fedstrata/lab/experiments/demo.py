@@ -35,7 +35,7 @@ def common(y: PyTree, client: Any) -> tuple[Any, Any]:
     return y[:-1], y[-1]
 
 
-def own(y: PyTree, client: Any) -> tuple[Any, Any]:
+def separate(y: PyTree, client: Any) -> tuple[Any, Any]:
     """A model for each hospital, in a row of its own."""
     return y[client, :-1], y[client, -1]
 
@@ -79,8 +79,8 @@ def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> Hospital
 
     def accuracy(i: int) -> Callable[..., Any]:
         def metric(x: PyTree, y: PyTree, data: Any) -> Any:
-            theirs = data.test["client"][:, None] == jnp.arange(M)  # of all at once, which is compiled once
-            return ((right(y, data.test)[:, None] & theirs).sum(0) / theirs.sum(0))[i]
+            mine = data.test["client"][:, None] == jnp.arange(M)  # of all at once, which is compiled once
+            return ((right(y, data.test)[:, None] & mine).sum(0) / mine.sum(0))[i]
 
         return metric
 
@@ -89,7 +89,7 @@ def model(weights: Weights, shape: Callable[[int], tuple[int, ...]]) -> Hospital
 
 
 COMMON = model(common, lambda n: (n + 1,))
-OWN = model(own, lambda n: (M, n + 1))
+OWN = model(separate, lambda n: (M, n + 1))
 CALIBRATED = model(calibrated, lambda n: (n + M,))
 FAIR = {  # its model is x, not y
     name: functools.partial(lambda metric, x, y, data: metric(None, x, data), metric)
@@ -265,9 +265,11 @@ def findings(runs: Sequence[RunRecord]) -> str:
         every = gains(runs, label)
         sure = {"gains": [g for g in every if g.low > 0], "loses": [g for g in every if g.high < 0]}
         rest = [f"{g.name} {_points(g.mean)}" for g in every if g.low <= 0 <= g.high]
-        named = [f"{verb} in {_listed([g.name for g in those])}" for verb, those in sure.items() if those]
+        named = [f"{verb} in {_listed([g.name for g in sites])}" for verb, sites in sure.items() if hospitals]
         short.append(f"**{label}** {' and '.join(named) or 'makes no difference beyond chance'}")
-        words = [f"{verb} in {', '.join(map(str, those))}" for verb, those in sure.items() if those]
+        words = [
+            f"{verb} in {', '.join(map(str, hospitals))}" for verb, hospitals in sure.items() if hospitals
+        ]
         if rest:
             where = "no" if len(rest) == M else "elsewhere no"
             words.append(f"{where} difference is beyond chance ({', '.join(rest)})")

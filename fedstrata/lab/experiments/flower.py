@@ -62,14 +62,14 @@ def introduce(message: Message, context: Context) -> Message:
 @client.train()  # type: ignore[untyped-decorator]
 def reside(message: Message, context: Context) -> Message:
     """The site, for the length of the run."""
-    own, told = context.node_config, message.content[RECORD]
-    kit, name = Path(str(own["kit"])), str(own["site"])
+    config, told = context.node_config, message.content[RECORD]
+    kit, name = Path(str(config["kit"])), str(config["site"])
     for file in (kits.AUTHORITY, kits.CERTIFICATE):
         write_atomically(kit / file, told[file])
     settings = settings_of(kit)
-    definition = plan_of(settings.experiment, kit, False, None, str(own.get("set", "")).split()).experiment
-    data = str(own["data"]) if "data" in own else None
-    valid, label = float(own.get("valid-fraction", 0.0)), str(own.get("label", "y"))
+    definition = plan_of(settings.experiment, kit, False, None, str(config.get("set", "")).split()).experiment
+    data = str(config["data"]) if "data" in config else None
+    valid, label = float(config.get("valid-fraction", 0.0)), str(config.get("label", "y"))
     opens, _ = opener_of_site(definition, settings.sites, name, data, label, valid, data is None, kit)
     host = host_of(kit, kit / "state", definition, opens, steady=data is not None, once=True)
 
@@ -175,11 +175,11 @@ def run(grid: Grid, context: Context) -> None:
     if not resume:
         refuse_runs(out)
     with tempfile.TemporaryDirectory() as folder:
-        own = Path(folder) / kits.SERVER
-        gate = Gate(grid, own, settings.sites, settings.address)
-        kits.make_kit(gate.authority, own, settings.hosts, DAYS)
-        shutil.copy(kit / "federation.toml", own)
-        with served_by(own, plan, out) as serving:
+        server_kit = Path(folder) / kits.SERVER
+        gate = Gate(grid, server_kit, settings.sites, settings.address)
+        kits.make_kit(gate.authority, server_kit, settings.hosts, DAYS)
+        shutil.copy(kit / "federation.toml", server_kit)
+        with served_by(server_kit, plan, out) as serving:
             with gate.open():
                 execute(serving, plan, out, "flwr run", fresh=not resume)
             done(serving)

@@ -300,10 +300,11 @@ def read(file: str | Path) -> Experiment:
     name = re.sub(r"[^a-z0-9]+", "-", path.stem.lower()).strip("-") or "experiment"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-        own = content["data"] if type(content.get("data")) is dict else {}
-        for key in {"files", "server"} & own.keys():  # tables are found from the file's own folder
-            each = [str(path.parent / f"{x}") for x in (own[key] if type(own[key]) is list else [own[key]])]
-            own[key] = each if type(own[key]) is list else each[0]
+        data = content["data"] if type(content.get("data")) is dict else {}
+        for key in {"files", "server"} & data.keys():  # tables are found from the file's own folder
+            files = data[key] if type(data[key]) is list else [data[key]]
+            placed = [str(path.parent / f"{file}") for file in files]
+            data[key] = placed if type(data[key]) is list else placed[0]
         return define(content, name)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         twice = "('methods',) twice" in str(error)
@@ -488,9 +489,9 @@ class FileBuild:
                 return key, [part]
         if every := [label for label in self.names if key in self.known[label]]:
             return key, every
-        whose, _, own = key.rpartition(".")
-        if own in self.known.get(whose, ()):
-            return own, [whose]
+        whose, _, plain = key.rpartition(".")
+        if plain in self.known.get(whose, ()):
+            return plain, [whose]
         names = list(dict.fromkeys(name for keys in self.known.values() for name in keys))
         raise ExperimentError(f"grid: unknown key {key!r}{suggest(key, names)} There are {', '.join(names)}.")
 
@@ -499,12 +500,12 @@ class FileBuild:
         varied: dict[str, dict[str, list[Scalar]]] = {part: {} for part in self.known}
         for key, values in self.form.grid.items():
             try:
-                own, owners = self.owners(key)
+                plain, owners = self.owners(key)
             except ExperimentError as error:
                 yield str(error)
             else:
                 for owner in owners if values else ():
-                    varied[owner][own] = values
+                    varied[owner][plain] = values
         for label, name in self.names.items():
             first = {**self.given[label], **{key: values[0] for key, values in varied[label].items()}}
             others = ({**first, key: v} for key, values in varied[label].items() for v in values[1:])
@@ -545,9 +546,9 @@ class FileBuild:
         parts = {part: dict(given) for part, given in self.given.items()}
         for key in sorted(s, key=lambda key: "." in key):
             if key != "method":
-                own, owners = self.owners(key)
+                plain, owners = self.owners(key)
                 for owner in owners:
-                    parts[owner][own] = s[key]
+                    parts[owner][plain] = s[key]
         # A list of the file is a tuple: arguments of what is kept must be hashable.
         source = {k: tuple(v) if isinstance(v, list) else v for k, v in parts["data"].items()}
         if self.partition:
