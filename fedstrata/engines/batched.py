@@ -74,7 +74,7 @@ class Batched(Engine):
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *placed)
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        return Engine.output(self, method, carry, host)  # one look-up on the device for each run is slower
+        return Engine.output(self, method, carry, host)  # a look-up on the device for each run is slower
 
     def outputs(self, methods: list[Method], carry: Carry, hosts: list[Carry]) -> list[tuple[PyTree, PyTree]]:
         """See `Engine.outputs`; all of them go to the device at once."""
@@ -211,7 +211,7 @@ def _trace_advance(
 
     def one(method: Method, carry: Carry, seed: Array, data: Placed, active: Array) -> Any:
         after, *happened = trace(method, carry, seed, data, *rounds)
-        # A run that has stopped goes on being computed, for nothing: its carry stays what it was.
+        # A stopped run is still computed, to no effect: its carry is kept.
         return jax.tree.map(partial(jnp.where, active), after, carry), *happened
 
     return _nested(engine, one, method, carry, seed, data, active)

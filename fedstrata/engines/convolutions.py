@@ -1,6 +1,6 @@
 """Convolutions with weights of each client's own become products of matrices, before a program is compiled.
 
-Where every client has weights of its own, `jax.vmap` makes one convolution with a group for each client of a
+If each client has its own weights, `jax.vmap` makes one convolution with a group for each client of a
 user's convolution, and so of its derivatives. GPUs have no fast kernels for those. With g the client, k over
 the window and p over the output's positions, such a convolution is
 

@@ -123,7 +123,7 @@ class DebugFed(Fed):
         before = one_by_one.set(True)  # checkify cannot see into a vmap: samples are gone through in a loop
         try:
             error, _ = checkify.checkify(upload, errors=checkify.index_checks)()
-        except Exception:  # whatever it is, the phase itself will say so
+        except Exception:  # the phase itself will raise it
             return None
         finally:
             one_by_one.reset(before)

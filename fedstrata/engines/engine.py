@@ -19,7 +19,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.support.threads import cores
 
-# Loaded when they are asked for: most runs need one of them.
+# Loaded on first use: most runs need one of them.
 ENGINES = {
     "simulated": "simulated.Simulated",
     "streamed": "streamed.Streamed",
@@ -112,7 +112,7 @@ class Engine(abc.ABC):
     rewrite: bool = False  # whether convolutions with weights of each client's own are compiled as products
     deterministic: bool = False  # whether a GPU's programs give the same bits in every run
     has_data: ClassVar[bool] = True  # whether the clients' samples are where the method's text is
-    elsewhere: bool = False  # whether they are in other processes, so that a run's data only stands for them
+    elsewhere: bool = False  # whether they are in other processes, and the run's data is a placeholder
 
     def place(self, data: FederatedData) -> Any:
         """Put the data where the phases run: once, and kept with the object."""

@@ -81,7 +81,7 @@ def programs_of(setup: Setup, method: Method, carry: Carry, data: FederatedData)
     return _known[key]
 
 
-_known: dict[Any, dict[str, str]] = {}  # experiments ask for the same run twice, or for many that are alike
+_known: dict[Any, dict[str, str]] = {}  # experiments ask for the same run, or similar ones, several times
 
 
 def _traced(setup: Setup, method: Method, carry: Carry, data: Placed, key: Key, r: Integer) -> dict[str, str]:

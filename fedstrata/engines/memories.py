@@ -110,10 +110,10 @@ class Memories:
 
 
 def _room(like: np.ndarray, on_disk: bool) -> np.ndarray:
-    """Zeros that take room only once they are written."""
+    """Zeros that take memory only where they are written."""
     if not on_disk:
         return np.zeros(like.shape, like.dtype)
-    # A sparse file without a name: it takes the room of what was written, and goes with the mapping.
+    # A sparse file without a name: it takes space where written, and is deleted with the mapping.
     with tempfile.TemporaryFile(prefix="fedstrata-memory-") as file:
         file.truncate(like.size * like.dtype.itemsize)
         return np.memmap(file, like.dtype, "r+", shape=like.shape)

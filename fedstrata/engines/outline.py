@@ -30,7 +30,7 @@ from fedstrata.support.tracing import compiling
 
 
 class OutlineFed(Positioned):
-    """Verbs that write down what they are asked."""
+    """Verbs that record the exchanges."""
 
     data: Placed
 

@@ -33,7 +33,7 @@ DETERMINISTIC = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
 
 
 class TooLarge(MemoryError):
-    """A program needs more memory than the device has free."""
+    """A program needs more memory than is free on the device."""
 
 
 def free_bytes() -> int | None:
@@ -140,7 +140,7 @@ def kept() -> frozenset[Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Identity:
-    """A hashable stand-in for an object without a hash (a set with arrays), which it keeps alive."""
+    """A hashable stand-in for an object without a hash (a set with arrays); it keeps the object alive."""
 
     value: Any
 

@@ -97,7 +97,7 @@ class Answers(Protocol):
         """The mean of the uploads, or their stack, and the counts; ``of=None`` is everyone."""
 
 
-# A program holds its callback where Python cannot see it: a reference to who answers would never be freed.
+# Python cannot see the callback that a program holds: a reference to its object would never be freed.
 _answering: WeakValueDictionary[int, Answers] = WeakValueDictionary()
 _handles = itertools.count()
 
@@ -111,7 +111,7 @@ def handle_of(answers: Answers) -> np.int32:
 
 def _called(call: Call, handle: Any, *arguments: Any) -> tuple[list[np.ndarray], np.ndarray]:
     answers = _answering[int(handle)]
-    # An exception would end the program inside XLA: it is kept, zeros go back, and the program runs out.
+    # An exception would abort the program inside XLA: it is stored, zeros are returned, and the program ends.
     if answers.failure is None:
         try:
             return answers.answer(call, *jax.tree.map(np.asarray, arguments))

@@ -42,7 +42,7 @@ NOTICED = 20  # seconds without a sign of life after which JAX counts a process 
 BEAT = 1.5  # seconds between two signs of life by which the others learn whom they lost
 _SIGNS = "fedstrata/signs of life"
 _LOST = re.compile(r"gloo|nccl|connection (reset|closed|refused)|socket closed|heartbeat|UNAVAILABLE", re.I)
-_lost = threading.Event()  # a peer, which nobody need wait for
+_lost = threading.Event()  # set when a peer is lost, so that nobody waits for it
 
 
 class PeerLost(RuntimeError):
@@ -93,8 +93,8 @@ def _missing(number: int) -> list[int]:
 
     try:
         before = signs()
-        time.sleep(3 * BEAT)  # whoever lives has written two or three times meanwhile
-        with suppress(jax.errors.JaxRuntimeError):  # nobody was told yet
+        time.sleep(3 * BEAT)  # a living process has written two or three times meanwhile
+        with suppress(jax.errors.JaxRuntimeError):  # no loss was reported yet
             return json.loads(client.key_value_try_get(told))
         after = signs()
         gone = [i for i in before if i != number and after.get(i) == before[i]]
@@ -133,7 +133,7 @@ def _leave() -> None:
     client = coordination().client
     if client is None or _lost.is_set():
         return
-    with suppress(jax.errors.JaxRuntimeError):  # somebody failed, and is told about elsewhere
+    with suppress(jax.errors.JaxRuntimeError):  # a process failed, which is reported elsewhere
         client.wait_at_barrier("fedstrata: the end", 1000 * LEAVING)
         if jax.process_index() == 0:
             time.sleep(1.0)  # the others have passed the barrier, and need the server until they are gone

@@ -107,9 +107,7 @@ class Simulated(Engine):
         else:
             most = CACHED // (size * self.runs + whole())
         blocks = -(-number // max(most, 1))
-        return -(
-            -number // blocks
-        )  # equal blocks: a short last one would be padded, and computed all the same
+        return -(-number // blocks)  # equal blocks: a short last one would be padded and computed anyway
 
     @property
     def fetches(self) -> bool:
@@ -170,7 +168,7 @@ class Simulated(Engine):
 
     def slots(self, first: int, rounds: np.ndarray) -> tuple[np.int32, np.int32, np.ndarray]:
         """The arguments that say which rounds; of one shape, so that no number of them recompiles."""
-        slots = np.zeros(self.evaluations_at_once, np.int32)  # past the last evaluation nobody looks
+        slots = np.zeros(self.evaluations_at_once, np.int32)  # slots after the last evaluation are not read
         slots[: len(rounds)] = rounds
         return np.int32(first), np.int32(len(rounds)), slots
 
@@ -181,7 +179,7 @@ _smaller: dict[Any, Any] = {}  # engines that fitted in earlier runs, by the use
 def fitting(engine: EngineT, run: Callable[[EngineT], Found]) -> Found:
     """Run with fewer clients, or fewer runs, side by side if they do not fit into the device's memory.
 
-    The user is told once. What a program needs besides its arguments is known when it is compiled, so that
+    The user is warned once. What a program needs besides its arguments is known when it is compiled, so that
     most that are too large are not tried.
     """
     while True:
@@ -346,7 +344,7 @@ class SimulatedFed(Fed):
         number = self.clients if exchange.of is None else exchange.of.shape[0]
         if exchange.of is not None:
             exchange = exchange._replace(of=data.slots(exchange.of))
-        whole = self._whole(exchange)  # asked for below only where blocks or copies depend on it
+        whole = self._whole(exchange)  # called below only if blocks or copies depend on it
         fetched = self._fetched(exchange, whole)
         numbers = None if exchange.evaluation else lambda: sum(whole().values())
         if self.engine.fetches:

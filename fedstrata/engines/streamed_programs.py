@@ -1,7 +1,7 @@
 """The two programs of the streamed engine: rounds of which only the cohorts are here, and blocks of everyone.
 
 A *window* has the samples of some rounds' cohorts. Its rounds are the simulated engine's; clients' rows are
-found by their numbers, and a round that asks anybody else says so when it is traced. An exchange with
+found by their numbers, and a round that asks other clients raises when it is traced. An exchange with
 everyone leaves the text's program (`fedstrata.engines.remote`), and the host goes through the clients, block
 after block, with a program that is made here. What a phase closes over is sent along.
 """

@@ -86,14 +86,16 @@ class StreamedRun:
             self.memories = held.memories
             self.memories.begin(held.version)
         if self._window is not None:
-            self._window.memory = None  # the run may have gone back: what is on the device is of later rounds
+            self._window.memory = (
+                None  # the run may have gone back: the device holds the memory of later rounds
+            )
         if self._checked:
             return
         self._checked = True
         sampled = self.engine.sampled(setup.clients)
         for name, metric in setup.metrics:
             if metric.each_client:
-                # of a sample of the clients, a number says nothing about who it is
+                # in a sample of the clients, a position does not identify the client
                 if metric.part == "test" or (metric.each and sampled is not None):
                     what = "of test samples" if metric.part == "test" else "kept for each client"
                     raise ValueError(
@@ -226,7 +228,7 @@ class StreamedRun:
                     room.update({name: max(room[name], needed[name]) for name in needed})
                     break
                 number = number // 2
-            # now, as the device does it after the rounds that it was given before
+            # now: the device copies it after the rounds that are queued
             self._drawn = (r + number, self._draw(r + number))
             placed = self.data.some(clients, room["clients"], room, self.groups)
             return Window(r, r + number, clients, replace(self._placed(placed), every=self._drawn_by))

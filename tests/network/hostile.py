@@ -45,7 +45,7 @@ ATTACKS = {
     "counts": (altered(lambda h, a: ({**h, "counts": {"gradients": -5}}, a)), "its counts are not valid"),
     "number": (altered(lambda h, a: ({**h, "seq": None}, a)), "it does not say what it answers"),
     "truncated": (lambda reply, before: [reply[:-8]], "shorter than its header says"),
-    "noise": (lambda reply, before: [b"noise"], "Not a message of FedStrata"),
+    "noise": (lambda reply, before: [b"noise"], "not a message of FedStrata"),
     "version": (lambda reply, before: [reply[:3] + b"\x09" + reply[4:]], "protocol version 9"),
     "replayed": (lambda reply, before: [before, before, reply], "a message that nobody asked for"),
     "reordered": (lambda reply, before: [], "late: no answer in"),  # and after the next one, this one

@@ -241,7 +241,7 @@ def test_status_stop_resume_and_collect(federation, undisturbed):
     for words_ in ("The network", "sent to it", "received", "waited for", "failures", "attempts at rounds"):
         assert words_ in page
     told = federation.command("collect", *words)
-    assert "berlin: This site does not give away" in told
+    assert "berlin: This site does not share" in told
     assert [file.name for file in (federation.out / "collected" / "run-0").iterdir()] == ["lyon.safetensors"]
 
 

@@ -402,7 +402,7 @@ def test_kits_hold_what_a_party_needs_and_no_more(kits, tmp_path):
     for name in ("authority.pem", "certificate.pem", "key.pem"):
         (tmp_path / name).write_bytes((kits / "lyon" / name).read_bytes())
     (tmp_path / "key.pem").chmod(0o640)
-    with pytest.raises(KitError, match="Others may read the private key"):
+    with pytest.raises(KitError, match="Other users can read the private key"):
         read(tmp_path)
     (tmp_path / "key.pem").unlink()
     startup = tmp_path / "startup"

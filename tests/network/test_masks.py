@@ -94,7 +94,7 @@ def test_an_exchange_has_one_cohort_and_one_message(tmp_path):
             first = site.public
         assert site.public == first
         for sum_of, why in (
-            (asked(5, shares), "number that was used before"),
+            (asked(5, shares), "message number was used before"),
             (asked(9, shares, b"other"), "answered before"),
             (asked(9, np.array([0.25, 0.25, 0.25, -1])), "answered before"),
         ):
@@ -184,7 +184,7 @@ def test_keys_are_those_of_the_federations_sites(tmp_path):
     server = Identity(kits / "server", hosts.names)
     for proof, why in (
         (Identity(tmp_path / "foreign" / "site-1", hosts.names).proof("run", b"k" * 32), "not signed"),
-        (server.proof("run", b"k" * 32), "none of the federation's sites"),
+        (server.proof("run", b"k" * 32), "but the federation's sites are"),
         (own.replace(own[2:6], b"0000"), "not signed"),
         (b"[]", "cannot be read"),
     ):

@@ -37,7 +37,7 @@ def start(tmp_path, rules, name):
 @pytest.mark.parametrize(
     ("name", "rules", "words"),
     [
-        ("fedavg", {"approved": {"scaffold"}}, r"Nobody at this site has approved this run \(fedavg\)"),
+        ("fedavg", {"approved": {"scaffold"}}, r"This site has not approved this run \(fedavg\)"),
         ("afl", {"reveals": "averages"}, "allows averages alone, and the run asks for single replies: "),
         ("fedavg", {"secure": True}, "needs secure sums"),
         ("fedavg", {"rounds": 2}, "has 3 rounds, and this site's policy allows 2"),

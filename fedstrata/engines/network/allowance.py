@@ -1,6 +1,6 @@
-"""What a site lets be learnt of its samples, in all runs together: a budget of its own, on its own disk.
+"""A site's own privacy budget for its samples, over all runs, on its own disk.
 
-A site with an allowance books what each answer costs before anybody hears of it, by its own text and its own
+A site with an allowance books the cost of each answer before it sends it, by its own text and its own
 numbers of samples, and refuses what would exceed the allowance, whatever the server asks. What has no noise
 of the site's own has no ε, and is refused: metrics too, which are computed without noise.
 """
@@ -42,7 +42,7 @@ class Allowance:
         self.spent: dict[str, Counter[tuple[float, float]]] = {}
         if file.exists():
             if not is_whole(content := file.read_bytes()):
-                raise ValueError(f"{file} is damaged: it says what was spent of a budget. Bring it back.")
+                raise ValueError(f"{file} is damaged: it holds the spent privacy budget. Restore a backup.")
             for part, draws in json.loads(content)["spent"].items():
                 self.spent[part] = Counter({(q, mu2): n for q, mu2, n in draws})
 

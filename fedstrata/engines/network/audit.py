@@ -33,7 +33,7 @@ class AuditError(ValueError):
 
 
 class Audit:
-    """One party's account, to whose end lines are added.
+    """One party's account, an append-only file.
 
     Args:
         file: where it is; a new one begins where there is none.
@@ -95,9 +95,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the accounts of a server and a site tell differently of the exchanges between them.
+    """The differences between the accounts of a server and a site, in their exchanges.
 
-    The two are compared from the site's first exchange on: earlier ones are another site's affair.
+    The two are compared from the site's first exchange on: earlier ones belong to another site.
     """
     party = next((entry["party"] for entry in site), "")
     asked = {e["seq"]: e for e in server if e["event"] == "asked" and e["site"] == party}
@@ -117,7 +117,7 @@ def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any
 
 
 def described(header: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
-    """What an account holds of a request: which exchange it is, and how many numbers came with it.
+    """The entry of an account for a request: which exchange it is, and how many numbers it carries.
 
     Where a site joins, also the digest of the run's programs and hyper-parameters.
     """
@@ -130,7 +130,7 @@ def described(header: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any
 
 
 def digest_of(identity: Any) -> str:
-    """What stands for a run's programs and hyper-parameters."""
+    """A digest of a run's programs and hyper-parameters."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
@@ -140,7 +140,7 @@ def numbers(arrays: Sequence[Any]) -> int:
 
 
 class Audited:
-    """A server's transport that accounts for all that goes through it."""
+    """A server's transport that notes every exchange in an account."""
 
     def __init__(self, inner: Connected, audit: Audit) -> None:
         self.inner, self.audit = inner, audit
@@ -186,7 +186,7 @@ class Audited:
 def manifest(
     facts: Mapping[str, Any], files: Sequence[Path], key: bytes, certificate: bytes
 ) -> dict[str, Any]:
-    """What a finished run was, signed with a party's key: a reader needs the authority's certificate alone.
+    """A description of a finished run, signed with a party's key; the authority's certificate verifies it.
 
     Args:
         facts: plain values: versions, digests, who took part.

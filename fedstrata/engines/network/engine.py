@@ -154,7 +154,7 @@ class Network(Engine):
         self._clock = time.time_ns() // 1000
         self._round = self._first = START_ROUND
         # Of each site, the state in which its clients begin a round, by rounds; that of the checkpoint; and
-        # that in which they are now, in the middle of a round. What is not named here is never come back to.
+        # that in which they are now, in the middle of a round. No other states are needed again.
         self._begins: dict[int, list[int]] = {}
         self._saved: list[int] = []
         self._now: list[int] = []
@@ -164,7 +164,9 @@ class Network(Engine):
         self.failure: BaseException | None = None
         self._programs: dict[Any, Any] = {} if programs is None else programs
         self._handle = handle_of(self)
-        self._large: set[tuple[int, str, int]] = set()  # of which it was told that they dwarf the others'
+        self._large: set[tuple[int, str, int]] = (
+            set()
+        )  # uploads that were reported as far larger than the others'
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
         self._out: set[int] = set()  # of these, for what they answered: for good
@@ -209,7 +211,7 @@ class Network(Engine):
         Where the sites are in this process, the carry holds a copy of what they remember at its round.
         """
         if self.remote is not None:
-            self.remote.fresh(True)  # unless what was noted is recalled: then it goes on where the sites are
+            self.remote.fresh(True)  # unless `recall` follows: the run then goes on from the sites' states
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
         self._placeholder = blank
         return Carry(jax.tree.map(jnp.asarray, carry.state), carry.memory if self.remote is None else blank)
@@ -302,7 +304,7 @@ class Network(Engine):
     # ---- a program
 
     def _join(self, job: Job, carry: Carry, first: int) -> None:
-        """Before the first exchange: what cannot be run here is refused, sites in this process are made."""
+        """Before the first exchange: refuse what cannot be run here, and make the sites of this process."""
         self._job, (setup, method, *_) = job, job
         for name, metric in setup.metrics:
             if metric.each_client:
@@ -392,7 +394,7 @@ class Network(Engine):
                 self._counts = before
                 errors += any(f.kind in ("error", "wrong") for f in failed.failures.values())
                 if any(f.kind == "late" for f in failed.failures.values()):
-                    self.timing.stretch *= 2  # it may have become slower than it ever was
+                    self.timing.stretch *= 2  # it may be slower now than ever before
                 for name, failure in failed.failures.items():
                     self.failed[name] += 1
                     if failure.kind == "away":
@@ -405,7 +407,7 @@ class Network(Engine):
         if self.stopping():
             raise failed
         missing = {self.transport.names.index(name): why.kind for name, why in failed.failures.items()}
-        # Who is dropped and asked all the same is indispensable there: the text asks everyone.
+        # A dropped site that is asked nevertheless is needed there: the text asks everyone.
         droppable = self.policy.missing == "drop" and not missing.keys() & self._absent
         if hopeless and not droppable:
             raise failed
@@ -440,7 +442,7 @@ class Network(Engine):
                 log.warning("waiting for %s since %.0f s", names, waited)
 
     def _readmit(self) -> None:
-        """Who was dropped and is back takes part again; not who was dropped for its answers."""
+        """Readmit dropped sites that are back, except those dropped for wrong answers."""
         hoped_for = sorted(self._absent - self._out)
         for i in self.transport.wait(hoped_for, 0.0) if hoped_for else ():
             self._absent.discard(i)
@@ -472,7 +474,7 @@ class Network(Engine):
         self._counts.update(tally.total())
         if program == "measure":
             return value
-        if self._sites is None:  # elsewhere: what stands for the memory stays
+        if self._sites is None:  # remote sites: the placeholder of the memory stays
             return Carry(value, carry.memory)
         memories = [site.states.at(now) for site, now in zip(self._sites, self._now, strict=True)]
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
@@ -613,7 +615,7 @@ class Network(Engine):
         return shares
 
     def _judged(self, call: Call, replies: dict[int, Request]) -> dict[int, Failure]:
-        """Those that are not finite, while others are: where nobody's is, it is the method that diverges.
+        """The sites whose upload is not finite while others' are; if none is finite, the method diverges.
 
         How large a number may be nobody knows. One beside which the others are lost in float32, so that the
         mean is one site's alone, is told once, and is not a failure. A metric of each client may be NaN.
@@ -649,7 +651,7 @@ class Network(Engine):
         return self._clock
 
     def note(self, site: str, what: str) -> None:
-        """Something happened to a site: for the log and the report."""
+        """Note an event at a site, for the log and the report."""
         facts = {"round": self._round, "site": site}
         log.warning("round %d: %s: %s", self._round, site, what, extra=facts)
         self.events.append({"round": self._round, "site": site, "what": what})
@@ -720,7 +722,7 @@ def _together(call: Call, rows: dict[int, np.ndarray], replies: dict[int, Reques
     found = []
     for j, upload in enumerate(call.uploads):
         value = np.zeros(upload.shape, upload.dtype)
-        for i in sorted(rows):  # in one order whoever answers first: sums are rounded alike
+        for i in sorted(rows):  # in a fixed order, so that sums are rounded in the same way
             if call.stacked:
                 value[rows[i]] = replies[i].arrays[j]
             else:

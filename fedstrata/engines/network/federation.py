@@ -1,4 +1,4 @@
-"""Sites in a run: opened, joined, and joined again by whoever was away, before anything is asked of them."""
+"""Sites in a run: opened and joined, and joined again after an absence, before they are asked anything."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Federation:
     def pose(
         self, total: int, clients: int, server: Any, identity: Mapping[str, Any], secure: bool = False
     ) -> None:
-        """How the run is posed, which every site compares with its own text when it joins.
+        """Set the run's identity, which every site compares with its own text when it joins.
 
         Where it is secure, all sites' keys are handed to each of them: they check them, and have their own.
         """
@@ -153,13 +153,13 @@ class Federation:
                 failures[i] = Failure("error", "it came back with other data")
                 continue
             self._sizes[i], self._forms[i], self._columns[i], self._data[i] = sizes, form, columns, data
-            if seen < time.time_ns() // 1000 + FAR:  # else it lies, and nobody's clock is so wrong
+            if seen < time.time_ns() // 1000 + FAR:  # a larger difference is a lie: no clock is so wrong
                 self._seen = max(self._seen, seen)
         return replies, failures
 
     def _join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
         """Open and join at sites whose connection is new; of each, the states that it has to know."""
-        # A site joins once a connection: who was away may be another process, which knows nothing of the run.
+        # A site joins once a connection: after an absence it may be another process, without the run's state.
         sessions = {i: self.inner.session(i) for i in sites}
         new = [i for i in sites if sessions[i] is not None and self._joined.get(i) != sessions[i]]
         if not new:

@@ -168,7 +168,7 @@ class Host:
             raise SiteRefused("This site does not answer at this time of the day, by its policy.")
         if op == "exchange":
             if self.site is None or header.get("run") != self.run:
-                raise SiteRefused("A request for a run that was not joined.")
+                raise SiteRefused("The request is for a run that this site has not joined.")
             if self.audit is not None:
                 self.rules.check_answers(self.audit.answered)
             reply = self.site.call(header, arrays)
@@ -227,13 +227,13 @@ class Host:
 
     def _keys(self, header: Header) -> tuple[Header, Arrays]:
         if self.run is None or header.get("run") != self.run:
-            raise SiteRefused("A run that was not opened.")
+            raise SiteRefused("The request is for a run that this site has not opened.")
         proof = self._identity().proof(self.run, Masker(self.run, self.folder / self.run).public)
         return {}, [np.frombuffer(proof, np.uint8)]
 
     def _identity(self) -> Identity:
         if self.identity is None:
-            raise SiteRefused("A secure run needs sites with certificates, and this one has none.")
+            raise SiteRefused("A secure run needs sites with certificates; this site has none.")
         return self.identity
 
     def _masker(self, run: str, proofs: Arrays) -> Masker:
@@ -244,19 +244,19 @@ class Host:
         except KitError as error:
             raise SiteRefused(str(error)) from error
         if len({name for name, _ in found}) < len(found):
-            raise SiteRefused("Two keys of one site: each has one in a secure sum.")
+            raise SiteRefused("Two keys belong to one site: a secure sum takes one key of each site.")
         masker.meet([key for _, key in found])
         return masker
 
     def _join(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         if self.opened is None or self.run is None or header.get("run") != self.run:
-            raise SiteRefused("A run that was not opened.")
+            raise SiteRefused("The request is for a run that this site has not opened.")
         clients = wire.value(header, "clients", int)
         if not arrays or arrays[0].dtype != np.int32 or arrays[0].shape != (self.opened.data.clients,):
             raise SiteRefused("The server and this site disagree on the numbers of its clients.")
         ids, total = np.array(arrays[0]), wire.value(header, "total", int)
         if not (0 < clients <= MOST_CLIENTS and 0 < total <= MOST_SAMPLES):
-            raise SiteRefused("A federation of more clients or samples than can be counted, or of none.")
+            raise SiteRefused("The federation has no clients or samples, or more than can be counted.")
         if not ((ids >= 0).all() and (ids < clients).all() and len(set(ids.tolist())) == len(ids)):
             raise SiteRefused("The server and this site disagree on the numbers of its clients.")
         server = blank(header.get("server"))
@@ -312,9 +312,9 @@ class Host:
         if self.allowance is not None:
             raise SiteRefused("This site has a budget of privacy, and what clients remember may lack noise.")
         if not self.share:
-            raise SiteRefused("This site does not give away what its clients remember (`--share`).")
+            raise SiteRefused("This site does not share its clients' memory (`--share` allows it).")
         if self.site is None or header.get("run") != self.run:
-            raise SiteRefused("A request for a run that was not joined.")
+            raise SiteRefused("The request is for a run that this site has not joined.")
         if (newest := self.site.states.newest) is None:
             raise Forgotten
         return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]

@@ -46,7 +46,7 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
             # the mode of FLARE's keys is its own affair
             if folder is kit and os.name == "posix" and files[2].stat().st_mode & 0o077:
                 raise KitError(
-                    f"Others may read the private key {files[2]}: `chmod 600` it, or make new kits."
+                    f"Other users can read the private key {files[2]}: `chmod 600` it, or make new kits."
                 )
             authority, certificate, key = (file.read_bytes() for file in files)
             return authority, certificate, key
@@ -150,14 +150,14 @@ class Identity:
             _check_issued(certificate, x509.load_pem_x509_certificates(read(self.kit)[0]))
             _verify(certificate.public_key(), bytes.fromhex(signature), _signed_words(run, key))
         except InvalidSignature as error:
-            raise KitError("A key that is not signed by a site of this federation.") from error
+            raise KitError("The key is not signed by a site of this federation.") from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise KitError(f"A key whose certificate or signature cannot be read: {error}") from error
+            raise KitError(f"The certificate or signature of a key cannot be read: {error}") from error
         now = datetime.datetime.now(datetime.UTC)
         if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
             raise KitError(f"The certificate of {names} has expired, or is not valid yet.")
         if len(names) != 1 or names[0] not in self.sites or len(key) != 32:
-            raise KitError(f"A key of {names}, which is none of the federation's sites {self.sites}.")
+            raise KitError(f"The key belongs to {names}, but the federation's sites are {self.sites}.")
         return names[0], key
 
 

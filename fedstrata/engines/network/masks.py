@@ -182,10 +182,10 @@ class Masker:
         """
         shares, what, number = asked.shares, asked.what, asked.number
         if shares.shape != (1 + len(self._shared),) or shares.dtype != np.float64:
-            raise SiteRefused("A sum that does not say the weight of each site.")
+            raise SiteRefused("The request lacks the weight of each site in the sum.")
         there = shares >= 0
         if everyone and not there.all():
-            raise SiteRefused("The text asks every client there, and this is a sum over some sites alone.")
+            raise SiteRefused("The text asks every client there, but this sum is over some sites alone.")
         total = shares[there].sum()
         if not (np.isfinite(total) and np.isclose(shares[self.index], own, rtol=1e-5)):
             raise SiteRefused("The weights of the sites in a sum are not those of their clients.")
@@ -200,7 +200,7 @@ class Masker:
                 "difference of both sums would show a site's part. Begin another run."
             )
         if number <= self._highest:
-            raise SiteRefused("A number that was used before: its masks would be used twice.")
+            raise SiteRefused("The message number was used before: masks would be used twice.")
         self._highest = number
         if self.folder is not None:
             append(self.folder / ANSWERED, f"{what} {digest} {number}\n".encode())

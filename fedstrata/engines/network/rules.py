@@ -63,7 +63,7 @@ class Rules:
         """
         if self.approved is not None and asks.digest not in self.approved:
             raise SiteRefused(
-                f"Nobody at this site has approved this run ({asks.digest}). There, `fedstrata net approve` "
+                f"This site has not approved this run ({asks.digest}). There, `fedstrata net approve` "
                 "shows what it would ask."
             )
         if self.reveals == "averages" and asks.replies:

@@ -193,14 +193,14 @@ class Site:
         if wanted.program not in PROGRAMS:
             raise SiteRefused(f"Unknown program {wanted.program!r}.")
         if not 1 <= wanted.participants <= self.setup.clients:
-            raise SiteRefused("A round of more clients than there are, or of none.")
+            raise SiteRefused("The round has no clients, or more than the federation.")
         if self.setup.secure and wanted.participants != self.setup.participants:
-            raise SiteRefused("A round of another number of clients than the text's: its sum may show more.")
+            raise SiteRefused("The round has another number of clients than the text: its sum may show more.")
         r, states = wire.value(header, "round", int), wire.numbers(header, "states")
         if not START_ROUND <= r < (2**31 if self.text.rounds is None else self.text.rounds + 1):
             raise SiteRefused(f"This site's text has {self.text.rounds} rounds, and no round {r}.")
         if len(arrays) < 3:
-            raise SiteRefused("A request without clients, weights or key.")
+            raise SiteRefused("The request lacks clients, weights or the key.")
         clients, weights, key, *leaves = arrays
         asked = self._asked(header, number, [*wanted, r], key, leaves)
         leaves = leaves if asked is None else leaves[1:]
@@ -239,13 +239,13 @@ class Site:
         if self.masker is None:
             raise SiteRefused("The text asks for secure sums, and the sites have not agreed on masks.")
         if not leaves:
-            raise SiteRefused("A request that does not say what the sites' shares of a sum are.")
+            raise SiteRefused("The request lacks the sites' shares of the sum.")
         return SumRequest.of(json.dumps([*about, wire.value(header, "turn", int)]), number, [*leaves, key])
 
     def _admit(self, asked: SumRequest, compiled: _Compiled, weights: np.ndarray) -> None:
         assert self.masker is not None
         if compiled.stacked:
-            raise SiteRefused("Single replies are asked for, where the server is to learn sums alone.")
+            raise SiteRefused("The server asks for single replies, but may learn sums only.")
         self.masker.admit(asked, compiled.everyone, float(weights.sum(dtype=np.float64)))
 
     def _masked(self, asked: SumRequest, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:
@@ -281,10 +281,10 @@ class Site:
     def _places(self, clients: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """Where the clients are among this site's own."""
         if clients.ndim != 1 or clients.dtype.kind != "i" or weights.shape != clients.shape:
-            raise SiteRefused("A request that does not say for which clients it is.")
+            raise SiteRefused("The request does not name its clients.")
         asked = clients.tolist()
         if not asked or sorted(set(asked)) != asked or any(i not in self.locate for i in asked):
-            raise SiteRefused("A request for clients that are not this site's.")
+            raise SiteRefused("The request names clients that do not belong to this site.")
         if weights.dtype.kind != "f" or not (np.isfinite(weights).all() and (weights >= 0).all()):
             raise SiteRefused("The weights of the request are not valid.")
         return np.array([self.locate[i] for i in asked], np.int32)

@@ -85,20 +85,20 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
         WireError: for anything that `pack` would not have written.
     """
     if len(message) > limit:
-        raise WireError(f"A message of {len(message)} bytes, where the limit is {limit}.")
+        raise WireError(f"The message has {len(message)} bytes, but the limit is {limit}.")
     if len(message) < 8 or message[:3] != MAGIC[:3]:
-        raise WireError("Not a message of FedStrata.")
+        raise WireError("The bytes are not a message of FedStrata.")
     if message[3] != VERSION:
-        raise WireError(f"A message of protocol version {message[3]}; this is version {VERSION}.")
+        raise WireError(f"The message has protocol version {message[3]}, but this is version {VERSION}.")
     (length,) = struct.unpack_from("<I", message, 4)
     if length > HEADER_LIMIT or 8 + length > len(message):
-        raise WireError("A message that is shorter than its header says, or a header that is too long.")
+        raise WireError("The message is shorter than its header says, or the header is too long.")
     try:
         header = json.loads(message[8 : 8 + length])
     except (ValueError, RecursionError) as error:
         raise WireError("The header is not JSON.") from error
     if not isinstance(header, dict) or not _plain(header, DEEPEST):
-        raise WireError("The header is not an object of plain values.")
+        raise WireError("The header must be an object of plain values.")
     return header, _arrays(header.pop("arrays", None), message, 8 + length)
 
 
@@ -115,7 +115,7 @@ def value(header: Header, name: str, kind: type) -> Any:
     """
     found = header.get(name)
     if not _is(found, kind):
-        raise WireError(f"A header whose entry {name!r} is missing or not of type {kind.__name__}.")
+        raise WireError(f"The header's entry {name!r} is missing, or not of type {kind.__name__}.")
     return found
 
 
@@ -150,29 +150,29 @@ def _is(entry: Any, kind: type) -> bool:
 
 def _arrays(form: Any, message: bytes, at: int) -> Arrays:
     if not isinstance(form, list):
-        raise WireError("A header that does not say which arrays follow.")
+        raise WireError("The header does not describe the arrays.")
     arrays = []
     for entry in form:
         if not isinstance(entry, list) or not entry or not isinstance(entry[0], str):
-            raise WireError("A header whose description of an array is wrong.")
+            raise WireError("The header describes an array incorrectly.")
         code, *shape = entry
         if code not in CODES or len(shape) > 32:
-            raise WireError("An array of a dtype or a shape that is not allowed.")
+            raise WireError("The dtype or the shape of an array is not allowed.")
         if not all(type(n) is int and 0 <= n <= len(message) for n in shape):
-            raise WireError("An array of a shape that is not allowed.")
+            raise WireError("The shape of an array is not allowed.")
         dtype, count = CODES[code], math.prod(shape)
         if at + count * dtype.itemsize > len(message):
-            raise WireError("A message that is shorter than its header says.")
+            raise WireError("The message is shorter than its header says.")
         raw = np.frombuffer(message, np.uint8, count * dtype.itemsize, at)
         try:
             arrays.append(raw.view(dtype).reshape(shape))
         except ValueError as error:  # a shape with a zero and more entries than an index can have
-            raise WireError("An array of a shape that is not allowed.") from error
+            raise WireError("The shape of an array is not allowed.") from error
         if dtype.kind == "b" and (raw > 1).any():
-            raise WireError("An array of truth values that are neither 0 nor 1.")
+            raise WireError("An array of booleans has entries other than 0 and 1.")
         at += _padded(count * dtype.itemsize)
     if at != len(message):
-        raise WireError("A message that is longer than its header says.")
+        raise WireError("The message is longer than its header says.")
     return arrays
 
 
