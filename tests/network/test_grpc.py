@@ -26,7 +26,9 @@ from fedstrata.engines.network.grpc_server import (
     options,
 )
 from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
+from fedstrata.engines.network.host import Ended
 from fedstrata.engines.network.kits import KitError, make, name_of, read
+from fedstrata.engines.network.line import BURST, Rates
 
 
 @pytest.fixture(scope="module")
@@ -380,6 +382,44 @@ def test_a_site_dials_through_a_proxy(server, kits, monkeypatch):
         assert asked == [f"CONNECT localhost:{server.port} HTTP/1.1"]
         site.close()
         thread.join(10)
+
+
+class Echo:
+    """Stands for a site's host."""
+
+    def answer(self, message, limit):
+        header, arrays = wire.unpack(message)
+        if header.get("op") == "done":
+            raise Ended
+        return wire.pack({"seq": header["seq"]}, arrays)
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+def test_a_site_is_no_faster_than_it_allows(server, kits, monkeypatch, proxied):
+    """Both ways, also through a proxy: the server sees the site's own certificate all the same."""
+    size, rates = 50_000, Rates(upload=8.0, download=4.0)  # a megabyte in a second, and half of one
+    for name in ("no_proxy", "https_proxy", "http_proxy", "grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        asked = []
+        if proxied:
+            threading.Thread(target=tunnel, args=(proxy, asked), daemon=True).start()
+            monkeypatch.setenv("https_proxy", f"127.0.0.1:{proxy.getsockname()[1]}")
+        arguments = (Echo(), kits / "berlin", f"localhost:{server.port}")
+        site = threading.Thread(target=serve, args=arguments, kwargs={"rates": rates})
+        site.start()
+        assert server.wait([0], 10) == [0]
+        began = time.monotonic()
+        replies, failures = ask(server, size=size, timeout=20.0)
+        took = time.monotonic() - began
+        assert not failures
+        np.testing.assert_array_equal(replies[0].arrays[0], np.arange(size))
+        least = 4 * size / 5e5 + 4 * size / 1e6
+        assert least - 2 * BURST < took < 10 * least
+        server.exchange({0: Request({"op": "done", "seq": 2}, [])}, 0.1)
+        site.join(10)
+        assert not site.is_alive()
+        assert len(asked) == proxied
 
 
 def test_what_is_too_large_is_not_sent(server, kits):

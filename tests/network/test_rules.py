@@ -83,6 +83,7 @@ def test_hours_may_go_over_midnight():
         ("secure = 1", "secure must be true or false, but is 1"),
         ('hours = "8-25"', "hours must be two times of the day, HH:MM-HH:MM"),
         ("epsilon = inf", "epsilon must be a number above 0"),
+        ("upload = 0.0", "upload must be megabits per second, a number above 0"),
     ],
 )
 def test_what_is_wrong_in_a_policy_is_told(text, words, tmp_path):

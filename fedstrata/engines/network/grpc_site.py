@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -16,6 +17,7 @@ from fedstrata.engines.network import wire
 from fedstrata.engines.network.grpc_server import METHOD, PROCESS, PROTOCOLS, SERVICE, options
 from fedstrata.engines.network.host import Ended, Host
 from fedstrata.engines.network.kits import KitError, read
+from fedstrata.engines.network.line import UNLIMITED, Line, Rates
 
 log = logging.getLogger("fedstrata.network")
 LONGEST_PAUSE = 30.0
@@ -23,7 +25,7 @@ LONGEST_PAUSE = 30.0
 
 def serve(
     host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False,
-    resting: Callable[[], bool] = lambda: False,
+    resting: Callable[[], bool] = lambda: False, rates: Rates = UNLIMITED,
 ) -> None:  # fmt: skip
     """Answer the server until it says that all is done, through whatever happens to the connection.
 
@@ -34,7 +36,22 @@ def serve(
         limit: bytes of a message.
         ended: whether to stop, asked before each dial.
         resting: whether this is a time at which nothing is answered: the site is then not connected.
+        rates: how fast it may send and receive.
     """
+    if rates == UNLIMITED:
+        _serve(host, kit, address, address, options(limit), limit, ended, resting)
+        return
+    with Line(address, rates) as line:
+        # the server's certificate has its own name; the line goes through the proxy, if there is one
+        own = [*options(limit), ("grpc.ssl_target_name_override", line.host), ("grpc.enable_http_proxy", 0)]
+        _serve(host, kit, address, line.dial, own, limit, ended, resting)
+
+
+def _serve(
+    host: Host, kit: Path, address: str, dial: str, own: list[tuple[str, Any]], limit: int,
+    ended: Callable[[], bool], resting: Callable[[], bool],
+) -> None:  # fmt: skip
+    """The same over a channel to ``dial`` with these options."""
     # The server takes a new connection for an old one of the same process, and refuses another process.
     pause, process = 0.25, secrets.token_hex(8)
     while not ended():
@@ -45,7 +62,7 @@ def serve(
         try:
             authority, certificate, key = read(kit)  # at each dial: a renewed certificate needs no restart
             credentials = grpc.ssl_channel_credentials(authority, key, certificate)
-            with grpc.secure_channel(address, credentials, options(limit)) as channel:
+            with grpc.secure_channel(dial, credentials, own) as channel:
                 _answer(host, channel, limit, process, resting)
         except Ended:
             log.info("the server says that all is done")

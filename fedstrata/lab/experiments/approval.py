@@ -23,6 +23,7 @@ from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.audit import Audit
 from fedstrata.engines.network.host import Host, columns_of
 from fedstrata.engines.network.kits import Identity, name_of, read
+from fedstrata.engines.network.line import Rates
 from fedstrata.engines.network.rules import Asks, Rules
 from fedstrata.lab.experiments.base import Experiment
 from fedstrata.lab.experiments.networked import SiteRun, terms_of
@@ -45,6 +46,7 @@ class SitePolicy(BaseModel):
         share: whether the server may fetch what clients remember (`net collect`).
         epsilon, delta: a budget of privacy for the site's samples, in all runs together.
         cores: the most processor cores.
+        upload, download: how fast messages may travel, in megabits per second.
         reveals, secure, rounds, answers, memory, hours: see `Rules`.
     """
 
@@ -60,6 +62,8 @@ class SitePolicy(BaseModel):
     answers: int | None = whole(None, 1, MOST)
     memory: int | None = whole(None, 1, MOST)
     cores: int | None = whole(None, 1, 100_000)
+    upload: Positive | None = Field(None, description="megabits per second, a number above 0")
+    download: Positive | None = Field(None, description="megabits per second, a number above 0")
     hours: str | None = Field(
         None, description="two times of the day, HH:MM-HH:MM", pattern=rf"^{TIME}-{TIME}$"
     )  # fmt: skip
@@ -90,6 +94,11 @@ class SitePolicy(BaseModel):
     def allowance(self, folder: Path) -> Allowance | None:
         """The budget of privacy, kept in a folder."""
         return None if self.epsilon is None else Allowance(folder / "privacy.json", self.epsilon, self.delta)
+
+    @property
+    def rates(self) -> Rates:
+        """How fast messages may travel."""
+        return Rates(self.upload, self.download)
 
     def limit_cores(self) -> None:
         """Keep this process to so many cores; to be called before JAX starts its threads."""

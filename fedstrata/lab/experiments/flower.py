@@ -24,7 +24,7 @@ from typing import Any
 
 from fedstrata.engines.network import kits
 from fedstrata.engines.network.grpc_site import serve
-from fedstrata.lab.experiments.approval import host_of
+from fedstrata.lab.experiments.approval import SitePolicy, host_of
 from fedstrata.lab.experiments.net import done, execute, plan_of, refuse_runs, served_by
 from fedstrata.lab.experiments.networked import opener_of_site
 from fedstrata.lab.experiments.settings import settings_of
@@ -76,7 +76,8 @@ def reside(message: Message, context: Context) -> Message:
     def ended() -> bool:
         return time.monotonic() - host.heard > LOST
 
-    serve(host, kit, told["address"], settings.message_bytes, ended, host.resting)
+    rates = SitePolicy.of(kit).rates
+    serve(host, kit, told["address"], settings.message_bytes, ended, host.resting, rates)
     return Message(content=_content({"answered": host.answered}), reply_to=message)
 
 

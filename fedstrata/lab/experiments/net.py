@@ -168,7 +168,8 @@ def site(
         from fedstrata.lab.experiments.settings import settings_of
         from fedstrata.support.compiled import keep_compiled
 
-        SitePolicy.of(kit).limit_cores()
+        policy = SitePolicy.of(kit)
+        policy.limit_cores()
         keep_compiled()  # runs of one method, and sites on one machine, have the same phases
         settings, name = settings_of(kit), name_of(kit)
         names, folder = settings.sites, folder or kit / "state"
@@ -191,7 +192,10 @@ def site(
             return told
 
         with locked(folder, f"The site {name}"), served(tells, watch, f"The site {name}"):
-            serve(host, kit, address or settings.address, settings.message_bytes, resting=host.resting)
+            where = address or settings.address
+            serve(
+                host, kit, where, settings.message_bytes, resting=host.resting, rates=policy.rates
+            )  # fmt: skip
 
 
 @net.command()
