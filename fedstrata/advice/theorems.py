@@ -161,8 +161,10 @@ def _scaffold(at: Conditions, accuracy: float) -> Theory:
     one, two = 1 / (81 * L), part / (15 * its.mu)
     eta = min(one, two)
     rounds = math.log(1 / accuracy**2) / min(part / 30, its.mu / (162 * L))
+    free = at.problem.set_of_x.trivial
     conditions = (
         strong,
+        Condition("x has no set", where, "no set" if free else "a set", free),
         _at_most("eta_l ≤ 1/(81 L K eta_g), K = eta_g = 1", where, eta, one),
         _at_most("eta_l ≤ S/(15 mu N K eta_g)", where, eta, two),
         _at_most("max(162 L/mu, 30 N/S) ≤ R", where, max(162 * L / its.mu, 30 / part), rounds),

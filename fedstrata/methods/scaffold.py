@@ -1,18 +1,21 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates against client drift.
 
-    min_x  1/m Σ_i E f_i(x, ξ)
+    min_x  1/m Σ_i E f_i(x, ξ)   over X
 
     1  server: send x, c to the clients S that take part
     2  client i, K times from y = x:
-    3      y ← y − η_l (∇f_i(y, ξ) − c_i + c)
+    3      y ← y − η_l (∇f_i(P_X(y), ξ) − c_i + c)
     4  client i: c_i⁺ ← c_i − c + (x − y)/(K η_l); upload y − x, c_i⁺ − c_i; remember c_i ← c_i⁺
-    5  server: x ← x + η_g mean_S(y − x)
+    5  server: x ← P_X(x + η_g mean_S(y − x))
     6  server: c ← c + |S|/m mean_S(c_i⁺ − c_i)
 
 c is the mean of all c_i. If clients have weights, |S|/m is the total weight of S, and the means over S use
 these weights, not the inverse probabilities of the sampling (at the solution all clients move alike, so any
 weights are correct there). A client with K = 0 keeps its c_i and is not in S. Control variates start at
 zero, so the first round is FedAvg.
+
+P_X is not in the paper. At the solution −∇f(x*) is normal to X, and so are all local steps: P_X(y) = x* for
+all of them, so that the limit has no bias for any K. With K = 1 this is proximal SAGA.
 
 Reveals only averages. Needs gradients.
 """
@@ -63,9 +66,9 @@ class SCAFFOLD(Method[Minimization, State]):
 
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:
-        if problem.project.trivial:
+        if problem.project.shared:
             return None
-        return "SCAFFOLD's control variates assume that x has no set; with a set, use FedAvg or FedRZO."
+        return "SCAFFOLD's server projects onto a set that all clients share; here use FedAvg or FedRZO."
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
@@ -92,7 +95,9 @@ class SCAFFOLD(Method[Minimization, State]):
 
         def step(y: PyTree, key: Key) -> PyTree:
             f = client.mean(problem.loss, key, self.batch_size)
-            return tree.axpy(-self.eta_l, tree.add(gradient(f, y), correction), y)  # line 3
+            return tree.axpy(
+                -self.eta_l, tree.add(gradient(f, problem.project.common(y)), correction), y
+            )  # line 3
 
         K = steps_of(self.K, client)
         moved = tree.sub(loop(K, step, key, x), x)  # line 2
@@ -104,7 +109,7 @@ class SCAFFOLD(Method[Minimization, State]):
         own, share = fed.cohort_sizes, fed.cohort_share
         at_work = fed.at_work(self.K, given=own)
         moved, changed = fed.average(self.local_steps, key, state.x, state.c, weights=at_work)  # line 1
-        x = tree.axpy(self.eta_g, moved, state.x)  # line 5
+        x = problem.project.common(tree.axpy(self.eta_g, moved, state.x))  # line 5
         if at_work is not None:
             share *= jnp.sum(fed.weights_of(fed.cohort, own), where=at_work > 0)
         c = tree.axpy(share, changed, state.c)  # line 6

@@ -50,6 +50,7 @@ SOLVERS = {
     "FedOpt": (minimization, fs.FedOpt(optax.sgd(0.1), optax.sgd(1.0))),
     "FedAC": (minimization, fs.FedAC(0.1, 1.0)),
     "LFD": (minimization, fs.LFD(0.1)),
+    "SCAFFOLD": (minimization, fs.SCAFFOLD(0.1)),
     "LocalSGDA": (minimax, fs.LocalSGDA(0.1, 0.1)),
     "FedSGDAPlus": (minimax, fs.FedSGDAPlus(0.1, 0.1)),
     "FESSGDA": (minimax, fs.FESSGDA(0.1, 0.1, p=1.0)),
@@ -79,7 +80,7 @@ ELSEWHERE = {
     *("APFL", "PFedMe", "PerFedAvg"),  # refuse sets
     *("Ditto", "FedRep"),  # models of the clients' own: tests/methods/test_personal.py
     "ZOHFL",  # a client's own y alone has a set
-    *("Scaffnew", "SCAFFOLD", "CODASCA"),  # refuse sets
+    *("Scaffnew", "CODASCA"),  # refuse sets
     *(
         "FCSGM",
         "LocalSCGDM",
@@ -156,6 +157,13 @@ def test_the_drift_of_local_steps_vanishes_with_the_step(name):
     )
     assert near < 0.2 * far + 1e-6  # first order in γ: a tenth; FedAC's γ is at least √η: a third at best
     assert far < 0.05
+
+
+@pytest.mark.parametrize(("K", "participation"), [(4, 1.0), (1, 2)])
+def test_control_variates_leave_no_bias_on_a_set(K, participation):
+    """Neither of local steps nor of the choice of clients, which FedAvg averages out slowly."""
+    result = solve(minimization, fs.SCAFFOLD(0.1, K=K), rounds=600, participation=participation)
+    np.testing.assert_allclose(result.x, X, atol=1e-9)
 
 
 def test_sets_of_their_own_are_projected_onto_by_the_clients():
