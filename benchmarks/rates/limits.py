@@ -1,4 +1,5 @@
-"""Limits of baselines: bias of local steps and of penalties, communication against κ, variance of scalars.
+"""Limits of baselines: bias of local steps and of penalties, communication against κ, variance of scalars,
+and how near fair and personal objectives are to their ends.
 
 Clients differ in curvature and in solution, and all solutions are known in closed form.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+from scipy import optimize
 
 import fedstrata as fs
 from benchmarks.rates.law import Law, runs
@@ -68,6 +70,12 @@ def drift_of_games(make: Any) -> Any:
     return measure
 
 
+def forgetting(number: int) -> float:
+    """FedSTORM's drift is that of plain steps times c."""
+    method = fs.FedSTORM(0.01, 0.01, c=1 / number, I=4)
+    return off(fs.Minimax(payoff), method, saddle(), 3_000, y0=np.zeros(2))
+
+
 def first_order(number: int) -> float:
     """FO-MAML's limit, against that of the second order's problem: clients Σ d(1 − αd)²(x − a) = 0."""
     curvatures = CURVATURES * (1 - CURVATURES / number) ** 2
@@ -104,7 +112,7 @@ def _root(shift: float) -> float:
 # Communication: √κ averages, Mishchenko et al. 2022, Zhang et al.
 
 
-def averages(problem: Any, saddle: bool) -> Any:
+def averages(problem: Any, make: Any, saddle: bool, rounds: Any) -> Any:
     """Rounds until ‖x − x*‖ is 10⁻⁴ of the start's, the median of 16 seeds; curvatures 1/κ … 1."""
 
     def measure(kappa: int) -> float:
@@ -113,14 +121,21 @@ def averages(problem: Any, saddle: bool) -> Any:
         expected, x0 = centre(curvatures, centres), np.full(4, 3.0)
         metrics = {"off": lambda x, y: ((x - expected) ** 2).sum() ** 0.5}
         options = {"y0": np.zeros(4)} if saddle else {}
-        step = 0.5 if saddle else 1.0
-        rounds, method = int(80 * kappa**0.5), fs.Scaffnew(step, (step / kappa) ** 0.5)
-        found = runs(problem, method, federation(curvatures, centres), x0, rounds, metrics=metrics, **options)
+        data = federation(curvatures, centres)
+        found = runs(problem, make(kappa), data, x0, rounds(kappa), metrics=metrics, **options)
         # the last round above it: iterates of games go round the solution
         last = [np.flatnonzero(run.history["off"] > 1e-4 * run.history["off"][0])[-1] for run in found]
         return float(np.median([run.history["round"][i] for run, i in zip(found, last, strict=True)]))
 
     return measure
+
+
+def skipping(step: float) -> dict[str, Any]:
+    """Scaffnew with p = √(γμ), for the rounds that it needs."""
+    return {
+        "make": lambda kappa: fs.Scaffnew(step, (step / kappa) ** 0.5),
+        "rounds": lambda kappa: int(80 * kappa**0.5),
+    }
 
 
 def rotating(x: Any, y: Any, s: Any) -> Any:
@@ -138,6 +153,64 @@ def variance(P: int) -> float:
     found = runs(fs.Minimization(loss), method, DATA, x0, 1, seeds=range(512))
     steps = np.array([(x0 - np.asarray(run.x)) / eta for run in found])
     return float(((steps - gradient) ** 2).sum(1).mean())
+
+
+# Local compositions: inner values that are averaged, ū in place of g_i(x) by a part of 1 − β
+
+
+def averaged_values(number: int) -> float:
+    """g_i(x) = x − a_i, f_i(u) = ½ d_i u²: the problem's solution is the loss's."""
+    levels = [lambda x, s: x - s["a"], lambda u, s: (s["d"] * u**2).sum() / 2]
+    problem, method = fs.Composition(levels, local=True), fs.LocalSCGDM(0.5, 1 - 1 / number)
+    return off(problem, method, centre(CURVATURES, CENTRES), 2_000)
+
+
+# Objectives of the clients: their ends as λ or q grows
+
+
+def envelopes(lam: int) -> float:
+    """Envelopes have curvatures λd/(d + λ) and the losses' minimisers."""
+    method = fs.PFedMe(1 / lam, 0.5 / lam, lam=lam, K=60)
+    return off(fs.Minimization(loss), method, centre(CURVATURES, CENTRES), 40 * lam)
+
+
+def apart(lam: int) -> float:
+    """Ditto's models, from the common one."""
+    method = fs.Ditto(0.5, 1 / (lam + 1), lam=lam)
+    (found,) = runs(fs.Minimization(loss), method, DATA, np.zeros(2), 400, seeds=range(1), eval_every=400)
+    return float(np.linalg.norm(found.y - found.x))
+
+
+def tilted(lam: int) -> float:
+    return off(fs.Minimization(loss), fs.FedGDRO(0.1, lam), centre(CURVATURES, CENTRES), 1_000)
+
+
+WORST = federation(CURVATURES / 2, CENTRES)  # losses near 1, whose powers float32 can hold
+
+
+def worst(x: np.ndarray) -> float:
+    return float((CURVATURES / 2 * (x - CENTRES) ** 2).sum(1).max() / 2)
+
+
+def fairest() -> tuple[np.ndarray, float]:
+    """The minimiser of the largest loss, by sequential quadratic programming, and its value."""
+    each = {"type": "ineq", "fun": lambda z: z[2] - (CURVATURES / 2 * (z[:2] - CENTRES) ** 2).sum(1) / 2}
+    start, options = np.array([0.0, 0.0, 9.0]), {"ftol": 1e-15, "maxiter": 500}
+    best = optimize.minimize(lambda z: z[2], start, constraints=[each], options=options).x
+    return best[:2], worst(best[:2])
+
+
+def beyond(make: Any) -> Any:
+    """The largest loss of a method's answer over the least that there is."""
+
+    def measure(number: int) -> float:
+        method, rounds = make(number), 1_000 * number
+        (found,) = runs(
+            fs.Minimization(loss), method, WORST, np.zeros(2), rounds, seeds=range(1), eval_every=rounds
+        )
+        return worst(np.asarray(found.x, float)) - fairest()[1]
+
+    return measure
 
 
 LAWS = (
@@ -161,6 +234,35 @@ LAWS = (
         STEPS,
         drift_of_games(lambda g: fs.NormalizedSGDA(g, g, K=(1, 2, 3))),
     ),
+    Law(
+        "FedSGDAPlus",
+        "drift",
+        "‖x − x*‖",
+        "1/γ",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.FedSGDAPlus(g, g, K=2)),
+    ),
+    Law(
+        "FESSGDA",
+        "drift, p = 1",
+        "‖x − x*‖",
+        "1/η",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.FESSGDA(g, g, K=2, p=1.0, beta=0.5)),
+    ),
+    Law(
+        "FedSTORM",
+        "drift, c = ½",
+        "‖x − x*‖",
+        "1/α",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.FedSTORM(g, g, c=0.5, I=4)),
+    ),
+    Law("FedSTORM", "drift", "‖x − x*‖", "1/c", -1, (1, 4, 16), forgetting),
+    Law("LocalSCGDM", "averaged values", "‖x − x*‖", "1/(1 − β)", -1, (4, 16, 64), averaged_values),
     Law("PerFedAvg", "first order", "‖x − x*‖", "1/α", -1, STEPS, first_order),
     Law("FedF2SA", "order 1", "‖x − x*‖", "λ", -1, (8, 32, 128), penalty(1)),
     Law("FedF2SA", "order 2", "‖x − x*‖", "λ", -2, (16, 32, 64), penalty(2)),
@@ -171,7 +273,7 @@ LAWS = (
         "κ",
         1 / 2,
         (16, 64, 256),
-        averages(fs.Minimization(loss), False),
+        averages(fs.Minimization(loss), saddle=False, **skipping(1.0)),
     ),
     Law(
         "Scaffnew",
@@ -180,7 +282,34 @@ LAWS = (
         "κ",
         1 / 2,
         (16, 64, 256),
-        averages(fs.Minimax(rotating), True),
+        averages(fs.Minimax(rotating), saddle=True, **skipping(0.5)),
     ),
+    Law(
+        "CODASCA",
+        "descent ascent",
+        "exchanges",
+        "κ",
+        1,
+        (16, 64, 256),
+        averages(
+            fs.Minimax(rotating),
+            lambda kappa: fs.CODASCA(0.5, rounds=10**6),
+            saddle=True,
+            rounds=lambda kappa: 40 * kappa,
+        ),
+    ),
+    Law("PFedMe", "λ → ∞", "‖x − x*‖", "λ", -1, (8, 32, 128), envelopes),
+    Law("Ditto", "λ → ∞", "‖y − x‖", "λ", -1, (8, 32, 128), apart),
+    Law("FedGDRO", "λ → ∞", "‖x − x*‖", "λ", -1, (8, 32, 128), tilted),
+    Law(
+        "FedGDRO",
+        "λ → 0",
+        "largest loss",
+        "1/λ",
+        -1,
+        (4, 16, 64),
+        beyond(lambda n: fs.FedGDRO(0.2 / n, 1 / n)),
+    ),
+    Law("QFedAvg", "q → ∞", "largest loss", "q", -1, (4, 8, 16), beyond(lambda q: fs.QFedAvg(1.0, q))),
     Law("DeComFL", "variance", "E‖d − ∇f‖²", "P", -1, (1, 4, 16), variance),
 )

@@ -188,6 +188,46 @@ def _fedac(at: Conditions, accuracy: float) -> Theory:
     return Theory("FedAC, Theorem 3.1", methods.FedAC(1 / its.L, its.mu), rounds, conditions)
 
 
+@theorem(methods.LocalSGDA, methods.NormalizedSGDA, methods.FedSGDAPlus, methods.FESSGDA)
+def _monotone(at: Conditions, accuracy: float) -> Theory:
+    """‖z⁺ − z*‖² ≤ (1 − 2γμ + γ²L²)‖z − z*‖², which is least for γ = μ/L²."""
+    f, h, where = at["payoff"], at["lower"], "Facchinei, Pang 2003, Theorem 12.1.2"
+    mu, L = min(f.mu, h.mu), max(f.L, h.L) + (at.constants.coupling or 0.0)
+    conditions = (
+        _positive("strongly convex in x, strongly concave in y, mu > 0", where, mu),
+        Condition("gamma < 2 mu/L², L with the coupling", where, f"{max(mu, 0) / L**2:.3g}", mu > 0),
+        Condition("one local step: with more the limit drifts", "Deng, Mahdavi 2021", "1", True),
+        _everybody(at, where),
+    )
+    name = "descent ascent with one step size, Theorem 12.1.2"
+    if not mu > 0:
+        return Theory(name, None, math.inf, conditions)
+    rounds = 2 * math.log(1 / accuracy) / -math.log1p(-((mu / L) ** 2)) if mu < L else 1.0
+    return Theory(name, methods.LocalSGDA(mu / L**2, mu / L**2), rounds, conditions)
+
+
+@theorem(methods.FedAPD)
+def _fedapd(at: Conditions, accuracy: float) -> Theory:
+    its, where = at["loss"], "Hamedani, Aybat 2021, Theorem 2.1"
+    L, mu = float(its.client_L.max(initial=its.L)), float(its.client_mu.min(initial=its.mu))
+    strong = _positive("every loss strongly convex, mu > 0", where, mu)
+    if not mu > 0:
+        return Theory("FedAPD, Theorem 2.1", None, math.inf, (strong,))
+    spread = at.clients * its.heterogeneity**2
+    method = methods.FedAPD.from_theory(L=L, mu=mu, spread=spread)
+    least, way = 6 * L / mu, its.reach if its.reach > 0 else math.nan
+    # (3 r₀/(μ a²)) (2 L + 2 ‖J‖²/(L way²)) = accuracy², ‖λ_0 − λ*‖² ≤ 2
+    a = math.sqrt(3 * least / mu * (2 * L + 2 * spread / (L * way**2))) / accuracy
+    conditions = (
+        strong,
+        _at_most("L + eta_lam ‖J‖² ≤ 1/gamma at r = 0", where, 2 * L, 2 * L),
+        Condition("‖J‖² of the clients' losses", where, f"{spread:.3g} at the start", None),
+        Condition("local steps are not in the theorem", where, "J = 1", True),
+        _everybody(at, where),
+    )
+    return Theory("FedAPD, Theorem 2.1", method, max(a - least, 1.0), conditions)
+
+
 # Zeroth order
 
 

@@ -6,7 +6,7 @@
     2  client i, I times from (u, v) = w:  draw ξ;  G ← (∇_x f_i, −∇_y f_i) at (u, v, ξ)
     3      (u, v) ← (u, v) − η_s (G − c_i + c + ((u − x_ref)/γ, 0))
     4  client i: c_i⁺ ← the mean of its I operators G; upload (u, v) − w and c_i⁺ − c_i; remember c_i ← c_i⁺
-    5  server: w ← w + mean_S((u, v) − w),   c ← c + |S|/m mean_S(c_i⁺ − c_i)
+    5  server: w ← w + η_g mean_S((u, v) − w),   c ← c + |S|/m mean_S(c_i⁺ − c_i)
     6  server: at the end of a stage, x_ref ← the mean of x over its rounds,   η_s ← η_s/3,   and the next
            stage has three times as many rounds
 
@@ -15,11 +15,16 @@ strongly convex f + ‖x − x_ref‖²/(2γ). The paper averages x in line 6 ov
 the server's points over the rounds of a stage, which need no message. With γ = ∞ and a single stage the
 method is SCAFFOLD with the operator instead of the gradient. The factor 3 is from the authors' code.
 
+The paper has one η for both variables, and η_g = 1. With a step size of y's own, η_g, γ = ∞ and a single
+stage the method has what the abstract of SAGDA (Yang, Liu, Zhang, Liu 2022) lists, control variates from
+sampled clients and step sizes at clients and server; SAGDA's own pseudo-code was not available.
+
 Reveals only averages. Needs gradients.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -29,11 +34,11 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed, Remember
 from fedstrata.core.method import BatchSize, Count, Method, NonNegative, Positive, method
-from fedstrata.core.types import Array, Integer, Key, PyTree, Real
+from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.methods._shared.descent_ascent import Pair, operator_of, refused_variates
-from fedstrata.methods._shared.rules import largest, operator
+from fedstrata.methods._shared.rules import largest, operator, two_levels
 from fedstrata.problems.classes import Minimax
-from fedstrata.problems.measured import Conditions, Practical
+from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 ONE_STAGE = 10**6  # rounds in `CODASCA.practical`
 
@@ -55,12 +60,14 @@ class CODASCA(Method[Minimax, State]):
     """``I`` local steps with control variates, on a payoff made convex in x around the last stage's mean.
 
     Args:
-        eta: the step size of both variables in the first stage.
+        eta: the step size in the first stage.
         weight: 1/γ, the weight of the term ``‖x − x_ref‖²/2``; 0 leaves it out.
         I: local steps per round.
         rounds: rounds of the first stage.
         factor: the factor by which each stage lengthens, and its step size shrinks.
         batch_size: the minibatch size; None uses all of a client's samples.
+        eta_y: the step size of y in the first stage; None takes ``eta``.
+        eta_g: the server's step size; 1 takes the mean.
     """
 
     eta: Positive  # η_0
@@ -69,6 +76,8 @@ class CODASCA(Method[Minimax, State]):
     rounds: Count = 100
     factor: Positive = 3.0
     batch_size: BatchSize = None
+    eta_y: Positive | None = None
+    eta_g: Positive = 1.0  # η_g
 
     solves = (Minimax,)
     private_samples = True
@@ -80,13 +89,17 @@ class CODASCA(Method[Minimax, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """One step for both variables, by `fedstrata.methods._shared.rules.operator`, I = 1 and one stage."""
-        f, h = at["payoff"], at["lower"]
-        eta, rate = operator(at, largest(f), largest(h))
+        """One stage, I = 1, and the faster of one step and two: of `operator` and of `two_levels`."""
+        two = two_levels(at, steady=True)
+        eta, eta_y, rate, why = two.alpha, two.beta, two.rate, two.why
+        with suppress(NoRule):
+            one, _, pace = operator(at, largest(at["payoff"]), largest(at["lower"]))
+            if pace > rate:
+                eta, eta_y, rate = one, one, pace
+                why = ("eta = a/(a² + B²), the smaller of a = mu and a = L, with the coupling B",)
         if at.partial:
-            eta, rate = eta / 3, min(rate / 3, at.participants / at.clients / 2)
-        why = "eta = a/(a² + B²), the smaller of a = mu and a = L, with the coupling B"
-        return Practical(cls(eta, rounds=ONE_STAGE), rate, (why,))
+            eta, eta_y, rate = eta / 3, eta_y / 3, min(rate / 3, at.participants / at.clients / 2)
+        return Practical(cls(eta, rounds=ONE_STAGE, eta_y=eta_y), rate, why)
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         c, zero = tree.zeros_like(Pair(x0, y0)), jnp.zeros((), jnp.int32)
@@ -96,7 +109,7 @@ class CODASCA(Method[Minimax, State]):
         return tree.zeros_like(Pair(x0, y0))  # c_i
 
     def local_steps(
-        self, problem: Minimax, client: Client, key: Key, w: Pair, c: Pair, reference: PyTree, eta: Real
+        self, problem: Minimax, client: Client, key: Key, w: Pair, c: Pair, reference: PyTree, eta: Pair
     ) -> Remember:
         correction = tree.sub(c, client.memory)
 
@@ -105,7 +118,8 @@ class CODASCA(Method[Minimax, State]):
             G = operator_of(problem, client, key, self.batch_size, at)
             by_x, by_y = tree.add(G, correction)
             by_x = tree.axpy(self.weight, tree.sub(at.x, reference), by_x)
-            return tree.axpy(-eta, Pair(by_x, by_y), at), tree.add(total, G)  # line 3
+            new = Pair(tree.axpy(-eta.x, by_x, at.x), tree.axpy(-eta.y, by_y, at.y))  # line 3
+            return new, tree.add(total, G)
 
         end, total = loop(self.I, step, key, (w, tree.zeros_like(w)))  # line 2
         new = tree.scale(1 / self.I, total)
@@ -114,9 +128,9 @@ class CODASCA(Method[Minimax, State]):
     def round(self, problem: Minimax, fed: Fed, key: Key, r: Integer, state: State) -> State:
         power = self.factor ** state.stage.astype(float)
         w, own = Pair(state.x, state.y), fed.cohort_sizes
-        message = (w, state.c, state.reference, self.eta / power)
-        moved, changed = fed.average(self.local_steps, key, *message, weights=own)  # line 1
-        w, c = tree.add(w, moved), tree.axpy(fed.cohort_share, changed, state.c)  # line 5
+        eta = Pair(self.eta / power, (self.eta if self.eta_y is None else self.eta_y) / power)
+        moved, changed = fed.average(self.local_steps, key, w, state.c, state.reference, eta, weights=own)
+        w, c = tree.axpy(self.eta_g, moved, w), tree.axpy(fed.cohort_share, changed, state.c)  # line 5
         number = state.number + 1
         mean = tree.lerp(1 / number.astype(float), state.mean, w.x)
         over = number >= self.rounds * power

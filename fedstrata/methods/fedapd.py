@@ -14,14 +14,16 @@ samples, so the local steps of client i follow its loss with the mean's slope at
 still for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J = 1 needs line 3 alone: its
 local step is −γ c.
 
-This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which only the abstract and public reviews were
-available. The paper has a regulariser of λ, other sets of λ, and step sizes that change with the rounds.
+This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which the abstract and public reviews that quote
+its algorithms were available. They have line 1 with all samples, line 2 with a regulariser ψ of λ and other
+sets, line 3, line 4 with c_i of line 3 in place of ∇f_i(x, ξ), and line 5 with a step γ J η_g in all. Here
+ψ = 0, and line 4 has no noise of its own at u = x; on full batches that is the same.
 λ is the result's ``y``. Reveals averages, and every client's loss. Needs gradients and values.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.agnostic import Agnostic
 from fedstrata.methods._shared.descent_ascent import refused_variates
 from fedstrata.methods._shared.rules import largest, spread_of_losses
+from fedstrata.methods._shared.schedules import back, fading, rising
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
@@ -76,6 +79,37 @@ class FedAPD(Agnostic[State]):
     @classmethod
     def refuses(cls, problem: Minimization) -> str | None:
         return refused_variates(cls.__name__, problem)
+
+    @classmethod
+    def from_theory(cls, *, L: float, mu: float, spread: float, J: int = 1, **options: Any) -> FedAPD:
+        """Steps for ‖x_r − x*‖² = O(1/r²), by the conditions of Hamedani and Aybat (2021) on full batches.
+
+        With a = r + r₀ and r₀ = 6L/μ:  γ J = 3/(μa),  η_λ = μa/(6‖J_f‖²),  θ = (a − 1)/a.  Then
+        1/(γJ) ≥ L + η_λ ‖J_f‖², and for t = a/r₀ also t_r (1/(γ_r J) + μ) ≥ t_{r+1}/(γ_{r+1} J), so that
+
+            ‖x_r − x*‖² ≤ (γ_r/t_r) (‖x_0 − x*‖²/γ_0 + J ‖λ_0 − λ*‖²/η_0)
+
+        for J = 1. The theorem has no local steps; with J > 1 a round's way is that of one step of γ J.
+
+        Args:
+            L: the Lipschitz constant of all clients' gradients.
+            mu: the strong convexity of all clients' losses.
+            spread: ‖J_f‖², the square of the Lipschitz constant of the losses as a function of x.
+            J: local steps per round.
+            options: other hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> method = fs.FedAPD.from_theory(L=2.0, mu=0.5, spread=1.0)
+        >>> round(float(method.gamma(0)), 3), round(float(method.gamma(24)), 3)
+        (0.25, 0.125)
+        """
+        if not (L >= mu > 0 and spread > 0 and J >= 1):
+            raise ValueError(
+                "FedAPD.from_theory needs L ≥ mu > 0, spread > 0 and J ≥ 1, but got "
+                f"{L}, {mu}, {spread}, {J}."
+            )
+        pace = mu / (6 * L)
+        return cls(fading(0.5 / L / J, pace), rising(L / spread, pace), back(pace), J, **options)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -18,10 +18,10 @@ This follows FedBiOAcc and FedBiOAcc-Local (Li, Huang, Huang 2023, bilevel) and 
 Huang 2023, minimax), of which only the abstracts were available: the originals may draw independent samples,
 project v onto a ball, or average the estimates at another time. In them α decreases like (u + r)^−⅓, and c
 like α². c = 1 is local steps with plain estimates (as in FedBiO); c = 0 never forgets the first estimate.
-With c > 0 and I > 1 clients drift by about c α (I − 1); with c = 0, full batches and all clients they do
-not, and the limit is exact. With a compressing channel take c > 0, because c = 0 never forgets what was left
-out. I = 1 is STORM on the mean. `fedstrata.FedMSA`, in contrast, applies c once per round, at the server, and
-then lets a few chosen clients take steps.
+With c > 0 and I > 2 clients drift by about c α (I − 1)(I − 2)/2; with c = 0, full batches and all clients
+they do not, and the limit is exact, as it is for I = 2. With a compressing channel take c > 0, because c =
+0 never forgets what was left out. I = 1 is STORM on the mean. `fedstrata.FedMSA`, in contrast, applies c
+once per round, at the server, and then lets a few chosen clients take steps.
 
 The server projects onto sets, and maps are evaluated at projections, as in `fedstrata.FedAvg`. Lines 2 to 5
 are one exchange and line 6 is another: line 5 also sends (1 − c) ((h_i, q_i) − M_i(before; ξ)), and line 6

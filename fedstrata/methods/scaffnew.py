@@ -76,9 +76,10 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
         For a `Minimax` γ is an operator's, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
         """
         if at.problem.has_y:
-            gamma, rate = operator(at, largest(at["payoff"]), largest(at["lower"]))
-            p = float(np.clip(np.sqrt(2 * rate), FEWEST, 1.0))
-            return Practical(cls(gamma, p), min(rate / p, p), ("gamma for both variables, p = √(gamma mu)",))
+            gamma, pull, _ = operator(at, largest(at["payoff"]), largest(at["lower"]))
+            p = float(np.clip(np.sqrt(pull), FEWEST, 1.0))
+            why = "gamma for both variables, p = √(gamma mu)"
+            return Practical(cls(gamma, p), min(pull / 2 / p, p), (why,))
         its = at["loss"]
         if its.kinked or not its.mu > 0:
             raise NoRule("Scaffnew needs a loss that is smooth and strongly convex")

@@ -25,6 +25,12 @@ def solve(method, rounds):
     return fs.solve(PROBLEM, method, DATA, np.zeros(N), rounds=rounds, progress=False, certify=False)
 
 
+def worst():
+    bound = {"type": "ineq", "fun": lambda z: z[-1] - losses(z[:-1])}
+    start, options = np.r_[np.zeros(N), 9.0], {"ftol": 1e-14}
+    return optimize.minimize(lambda z: z[-1], start, constraints=[bound], options=options).x[:-1]
+
+
 def test_plain_ascent_and_one_step_are_those_of_afl():
     eta, sigma, rounds = 0.1, 0.05, 5
     x, weights, onto = np.zeros(N), np.full(M, 1 / M), Simplex()
@@ -39,15 +45,40 @@ def test_plain_ascent_and_one_step_are_those_of_afl():
 @pytest.mark.parametrize("J", [1, 5])
 def test_the_worst_clients_solution(J):
     """Sequential quadratic programming has it; local steps leave it where it is."""
-    bound = {"type": "ineq", "fun": lambda z: z[-1] - losses(z[:-1])}
-    best = optimize.minimize(
-        lambda z: z[-1], np.r_[np.zeros(N), 9.0], constraints=[bound], options={"ftol": 1e-14}
-    ).x[:-1]
+    best = worst()
     L = np.linalg.eigvalsh(H).max()
     spread = M * SLOPE.var(axis=0).sum()
     found = solve(fs.FedAPD(0.5 / (J * L), L / spread, J=J), 2000)
     np.testing.assert_allclose(found.x, best, atol=1e-3)
     assert (np.asarray(found.y) >= 0).all()
+
+
+def test_the_steps_of_the_theorem_meet_its_conditions():
+    L, mu, spread, J = 3.0, 0.2, 5.0, 4
+    method = fs.FedAPD.from_theory(L=L, mu=mu, spread=spread, J=J)
+    r = np.arange(1000.0)
+    tau, sigma = J * np.asarray(method.gamma(r)), np.asarray(method.eta_lam(r))
+    t = sigma / sigma[0]
+    assert (1 / tau >= (L + sigma * spread) * (1 - 1e-6)).all()
+    assert (t[:-1] * (1 / tau[:-1] + mu) >= t[1:] / tau[1:] * (1 - 1e-6)).all()
+    np.testing.assert_allclose(method.theta(r)[1:], sigma[:-1] / sigma[1:], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_theorem_keeps_its_bound():
+    """‖x − x*‖² falls like 1/r², and stays below the bound with ‖λ_0 − λ*‖² ≤ 2."""
+    L, mu = np.linalg.eigvalsh(H).max(), np.linalg.eigvalsh(H).min()
+    slopes = np.array([H @ x - SLOPE for x in rng.normal(size=(20, N))])
+    spread = max(np.linalg.norm(J - J.mean(0), 2) ** 2 for J in slopes)
+    best = worst()
+    method = fs.FedAPD.from_theory(L=L, mu=mu, spread=spread)
+    theory = fs.plan(PROBLEM, DATA, np.zeros(N), method="FedAPD").theory
+    assert theory.conditions[0].holds
+    assert 1 < theory.rounds < np.inf
+    for rounds in (50, 200, 800):
+        a, r0 = rounds + 6 * L / mu, 6 * L / mu
+        bound = 3 * r0 / (mu * a**2) * (2 * L * best @ best + 2 * spread / L)
+        assert ((solve(method, rounds).x - best) ** 2).sum() <= bound
 
 
 def test_its_rule_is_certified():

@@ -130,6 +130,15 @@ def test_a_snapshot_is_kept_for_some_rounds(saddle):
     np.testing.assert_allclose(point(solve(saddle, method, 4)), z, rtol=1e-12)
 
 
+@pytest.mark.slow
+def test_descent_ascent_keeps_what_its_theorem_promises(saddle):
+    theory = fs.plan(saddle.problem, saddle.data, np.ones(N), np.ones(P), method=fs.LocalSGDA).theory
+    assert all(condition.holds for condition in theory.conditions)
+    result = solve(saddle, theory.method, int(np.ceil(theory.rounds)))
+    away = np.linalg.norm(np.ones(N + P) - np.concatenate([saddle.x_star, saddle.y_star]))
+    assert distance(saddle, result) <= 0.01 * away
+
+
 # Control variates
 
 
@@ -167,7 +176,7 @@ def _before(saddle, gamma):
 def test_codasca_without_stages_is_scaffold_on_the_operator(saddle):
     """Two rounds by hand: c_i is the mean of the client's operators, and c the clients' mean of them."""
     M, b, s = maps(saddle)
-    z, c = np.ones(N + P), np.zeros((3, N + P))
+    z, c, eta = np.ones(N + P), np.zeros((3, N + P)), np.array([0.05] * N + [0.1] * P)
     for _ in range(2):
         ends, new = [], []
         for i in range(3):
@@ -175,11 +184,12 @@ def test_codasca_without_stages_is_scaffold_on_the_operator(saddle):
             for _ in range(3):
                 g = s * (M[i] @ own - b[i])
                 seen.append(g)
-                own = own - 0.05 * (g - c[i] + c.mean(0))
+                own = own - eta * (g - c[i] + c.mean(0))
             ends.append(own)
             new.append(np.mean(seen, axis=0))
-        z, c = np.mean(ends, axis=0), np.array(new)
-    np.testing.assert_allclose(point(solve(saddle, fs.CODASCA(0.05, I=3), 2)), z, rtol=1e-12)
+        z, c = z + 0.8 * (np.mean(ends, axis=0) - z), np.array(new)
+    method = fs.CODASCA(0.05, I=3, eta_y=0.1, eta_g=0.8)
+    np.testing.assert_allclose(point(solve(saddle, method, 2)), z, rtol=1e-12)
 
 
 def test_the_stages_of_codasca(saddle):

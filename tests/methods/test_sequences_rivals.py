@@ -34,12 +34,15 @@ def test_one_step_with_full_batches_is_one_of_soba(bilevel):
 
 
 def test_what_forgets_nothing_does_not_drift(bilevel):
-    def distance(c):
-        result = solve(bilevel.problem, bilevel.data, fs.FedSTORM(0.03, 0.1, c=c, I=4), 800)
+    """Nor do two steps: the first one at the solution does not move, so the second is evaluated there."""
+
+    def distance(c, I):
+        result = solve(bilevel.problem, bilevel.data, fs.FedSTORM(0.03, 0.1, c=c, I=I), 800)
         return np.linalg.norm(result.x - bilevel.x_star)
 
-    assert distance(0.0) < 1e-8
-    assert distance(1.0) > 1e-4
+    assert distance(0.0, 4) < 1e-8
+    assert distance(1.0, 2) < 1e-8
+    assert distance(1.0, 4) > 1e-4
 
 
 def test_a_round_of_two_steps_by_hand():

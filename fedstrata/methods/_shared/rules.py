@@ -13,6 +13,7 @@ of them; their `practical` names the steps as their papers do.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -164,8 +165,8 @@ def two_levels(
     return pair if steady else pair.faded(at)
 
 
-def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
-    """One step size for (∇_x f, −∇_y f), and its rate, for a convex–concave payoff.
+def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float, float]:
+    """One step size γ for (∇_x f, −∇_y f), γμ and the rate, for a convex–concave payoff.
 
     Args:
         at: the problem's constants.
@@ -177,7 +178,7 @@ def operator(at: Conditions, L_x: float, L_y: float) -> tuple[float, float]:
         raise NoRule("the payoff is not strongly convex in x at the start, which one step for x and y needs")
     mu, L = min(f.mu, h.mu), max(L_x, L_y)
     gamma = min(a / (a**2 + B**2) for a in (mu, L))
-    return gamma, gamma * mu / 2
+    return gamma, gamma * mu, 1 - max(math.hypot(1 - gamma * a, gamma * B) for a in (mu, L))
 
 
 def composed(at: Conditions, slower: float = 1.0, *, threshold: bool = False) -> Steps:

@@ -28,3 +28,21 @@ def _fading(first: Real, pace: Real, r: Integer) -> Any:
 def fading(first: float, pace: float) -> jax.tree_util.Partial:
     """The step size ``first/(1 + pace·r)``, which averages noise out; the best pace is μ·first/2."""
     return jax.tree_util.Partial(_fading, first, pace)
+
+
+def _rising(first: Real, pace: Real, r: Integer) -> Any:
+    return first * (1 + pace * r)
+
+
+def rising(first: float, pace: float) -> jax.tree_util.Partial:
+    """The step size ``first·(1 + pace·r)``, which grows while its partner fades at the same pace."""
+    return jax.tree_util.Partial(_rising, first, pace)
+
+
+def _back(pace: Real, r: Integer) -> Any:
+    return 1 - pace / (1 + pace * r)
+
+
+def back(pace: float) -> jax.tree_util.Partial:
+    """The ratio of a `rising` step size of the round before to this round's."""
+    return jax.tree_util.Partial(_back, pace)

@@ -100,6 +100,6 @@ CASES = [
     Case("fedsgda-plus", fs.FedSGDAPlus(0.05, 0.1, K=2, S=2, eta=0.9, batch_size=2), minimax, data, x0, y0),
     Case("fessgda", fessgda, minimax, data, x0, y0),
     Case("scaffnew-minimax", fs.Scaffnew(0.1, 0.5, batch_size=2), free, data, x0, y0, participation=None),
-    Case("codasca", fs.CODASCA(0.1, 0.5, I=2, rounds=2, batch_size=2), free, data, x0, y0),
+    Case("codasca", fs.CODASCA(0.1, 0.5, I=2, rounds=2, batch_size=2, eta_y=0.15), free, data, x0, y0),
     Case("afl", fs.AFL(0.1, 0.1, H=2), fs.Minimization(loss), data, weights, participation=None),
 ]
