@@ -26,11 +26,12 @@ import numpy as np
 import fedstrata as fs
 from fedstrata.engines.engine import Carry, Engine, Job
 from fedstrata.engines.network import Network, Policy, Request, Text
-from fedstrata.engines.network.federation import Connected, Federation
+from fedstrata.engines.network.federation import Federation
 from fedstrata.engines.network.grpc_server import GrpcServer
 from fedstrata.engines.network.grpc_site import serve
 from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.kits import make
+from fedstrata.engines.network.transport import Connected
 from fedstrata.engines.simulated import Simulated
 from fedstrata.solving.pose import Posed, pose
 

@@ -14,16 +14,13 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedstrata.engines.engine import Unfinished
+from fedstrata.engines.network.transport import Connected, Outcome, Request, Through
 from fedstrata.support.writing import append
-
-if TYPE_CHECKING:
-    from fedstrata.engines.network.federation import Connected
-    from fedstrata.engines.network.transport import Outcome, Request
 
 FIRST = "0" * 64
 
@@ -139,13 +136,12 @@ def numbers(arrays: Sequence[Any]) -> int:
     return sum(int(array.size) for array in arrays)
 
 
-class Audited:
+class Audited(Through):
     """A server's transport that notes every exchange in an account."""
 
     def __init__(self, inner: Connected, audit: Audit) -> None:
-        self.inner, self.audit = inner, audit
-        self.names, self.rejoins = inner.names, inner.rejoins
-        self.sent, self.received, self.took = inner.sent, inner.received, inner.took
+        super().__init__(inner)
+        self.audit = audit
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         """See `Transport.exchange`."""
@@ -161,26 +157,6 @@ class Audited:
             except OSError as error:
                 raise Unfinished(f"The account {self.audit.file} cannot be written: {error}.") from error
         return replies, failures
-
-    def session(self, site: int) -> int | None:
-        """See `Connected.session`."""
-        return self.inner.session(site)
-
-    def expires(self, site: int) -> float | None:
-        """See `Connected.expires`."""
-        return self.inner.expires(site)
-
-    def waiting(self) -> tuple[list[str], float]:
-        """See `Connected.waiting`."""
-        return self.inner.waiting()
-
-    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """See `Transport.wait`."""
-        return self.inner.wait(sites, seconds)
-
-    def heed(self, stopping: Callable[[], bool]) -> None:
-        """See `Transport.heed`."""
-        self.inner.heed(stopping)
 
 
 def manifest(

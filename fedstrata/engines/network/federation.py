@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -16,23 +16,10 @@ from fedstrata.data.sources import FromFunction
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import MOST_CLIENTS, MOST_SAMPLES, blank
-from fedstrata.engines.network.transport import Failure, Outcome, Request, Transport
+from fedstrata.engines.network.transport import Connected, Failure, Outcome, Request
 
 log = logging.getLogger("fedstrata.network")
 FAR = 10 * 365 * 24 * 3600 * 10**6  # microseconds by which the server's clock may have been set back
-
-
-class Connected(Transport, Protocol):
-    """A transport whose sites come and go."""
-
-    def session(self, site: int) -> int | None:
-        """The number of a site's connection, or None where it has none."""
-
-    def expires(self, site: int) -> float | None:
-        """When the certificate of a site's connection expires, in seconds since 1970, where that is known."""
-
-    def waiting(self) -> tuple[list[str], float]:
-        """The sites whose answers are waited for, and since how many seconds."""
 
 
 class Federation:

@@ -22,7 +22,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,6 +87,7 @@ class Host:
         rules: what it takes part in.
         steady: whether it has the same samples in all runs of an experiment; it then refuses to go on with
             others.
+        around: a context in which a request with this header is answered.
     """
 
     def __init__(
@@ -102,8 +103,9 @@ class Host:
         allowance: Allowance | None = None,
         rules: Rules = EVERYTHING,
         steady: bool = False,
+        around: Callable[[Header], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
-        self.rules, self.steady = rules, steady
+        self.rules, self.steady, self.around = rules, steady, around
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
         self.audit, self.identity, self.allowance = audit, identity, allowance
@@ -128,7 +130,8 @@ class Host:
         try:
             header, arrays = wire.unpack(message, limit)
             number = wire.value(header, "seq", int)
-            reply, leaves = self.call(header, arrays)
+            with self.around(header):
+                reply, leaves = self.call(header, arrays)
             self.answered += 1
             showed = {"shows": self.site.showed} if self.site and header["op"] == "exchange" else {}
             self._account("answered", header, arrays, up=numbers(leaves), **showed)

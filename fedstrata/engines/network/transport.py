@@ -74,6 +74,52 @@ class Transport(Protocol):
         """While ``stopping()`` holds, no answer is waited for."""
 
 
+class Connected(Transport, Protocol):
+    """A transport whose sites come and go."""
+
+    def session(self, site: int) -> int | None:
+        """The number of a site's connection, or None where it has none."""
+
+    def expires(self, site: int) -> float | None:
+        """When the certificate of a site's connection expires, in seconds since 1970, where that is known."""
+
+    def waiting(self) -> tuple[list[str], float]:
+        """The sites whose answers are waited for, and since how many seconds."""
+
+
+class Through:
+    """A transport that does something more with another one's exchanges."""
+
+    def __init__(self, inner: Connected) -> None:
+        self.inner = inner
+        self.names, self.rejoins = inner.names, inner.rejoins
+        self.sent, self.received, self.took = inner.sent, inner.received, inner.took
+
+    def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
+        """See `Transport.exchange`."""
+        return self.inner.exchange(requests, timeout)
+
+    def session(self, site: int) -> int | None:
+        """See `Connected.session`."""
+        return self.inner.session(site)
+
+    def expires(self, site: int) -> float | None:
+        """See `Connected.expires`."""
+        return self.inner.expires(site)
+
+    def waiting(self) -> tuple[list[str], float]:
+        """See `Connected.waiting`."""
+        return self.inner.waiting()
+
+    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
+        """See `Transport.wait`."""
+        return self.inner.wait(sites, seconds)
+
+    def heed(self, stopping: Callable[[], bool]) -> None:
+        """See `Transport.heed`."""
+        self.inner.heed(stopping)
+
+
 @dataclass
 class Local:
     """Sites in this process. Messages go through the wire format all the same."""

@@ -27,6 +27,7 @@ from fedstrata.lab.experiments import errors, logs
 from fedstrata.support.writing import alive, locked, write_atomically
 
 if TYPE_CHECKING:
+    from fedstrata.engines.network.transport import Connected
     from fedstrata.engines.network.watching import Gauge
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.runner import PreparedExperiment
@@ -73,6 +74,9 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for ru
 Watch = Annotated[
     str | None,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics, /healthz and a page; on loopback by default."),
+]
+Traces = Annotated[
+    bool, typer.Option("--traces", help="Send OpenTelemetry spans, as OTEL_EXPORTER_OTLP_ENDPOINT says.")
 ]
 Log = Annotated[Path | None, typer.Option(help="The file of the log; default stderr.")]
 LogJson = Annotated[bool, typer.Option("--log-json", help="Log one JSON object per line.")]
@@ -153,6 +157,7 @@ def site(
     log_json: LogJson = False,
     log_level: LogLevel = "info",
     watch: Watch = None,
+    traces: Traces = False,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
@@ -162,6 +167,7 @@ def site(
     with messages():
         from fedstrata.engines.network.grpc_site import serve
         from fedstrata.engines.network.kits import days_left, name_of
+        from fedstrata.engines.network.traces import sent
         from fedstrata.engines.network.watching import Gauge, served
         from fedstrata.lab.experiments.approval import SitePolicy, host_of
         from fedstrata.lab.experiments.networked import opener_of_site
@@ -191,7 +197,9 @@ def site(
                 told.append(Gauge("epsilon", spent.epsilon(), "privacy spent in all runs, ε", {"site": name}))
             return told
 
-        with locked(folder, f"The site {name}"), served(tells, watch, f"The site {name}"):
+        whose = f"The site {name}"
+        with locked(folder, whose), served(tells, watch, whose), sent(name, traces) as spans:
+            host.around = host.around if spans is None else spans.answering
             where = address or settings.address
             serve(
                 host, kit, where, settings.message_bytes, resting=host.resting, rates=policy.rates
@@ -246,25 +254,30 @@ def _warn_of_expiry(kit: Path, name: str) -> None:
 
 
 @contextmanager
-def served_by(kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None) -> Iterator[Server]:
+def served_by(
+    kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None, traces: bool = False
+) -> Iterator[Server]:
     """A server that listens, for an experiment."""
     from fedstrata.engines.network.audit import Audit, Audited
     from fedstrata.engines.network.grpc_server import GrpcServer
     from fedstrata.engines.network.kits import name_of
+    from fedstrata.engines.network.traces import Traced, sent
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.settings import settings_of
 
     settings = settings_of(kit)
     if (name := name_of(kit)) in settings.sites:
         raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
-    with locked(out, "A server"):
+    with locked(out, "A server"), sent("server", traces) as spans:
         run = run_name(out)
         _warn_of_expiry(kit, name)
         transport = GrpcServer(settings.sites, kit, listen or settings.listen, settings.message_bytes)
         audit = Audit(out / AUDIT, "server")
         audit.note("started", experiment=plan.experiment.name, run=run, sites=settings.sites)
+        whole: Connected = Audited(transport, audit)
+        whole = whole if spans is None else Traced(whole, spans)
         try:
-            yield Server(plan.experiment, Audited(transport, audit), run, settings.policy, settings.anew)
+            yield Server(plan.experiment, whole, run, settings.policy, settings.anew)
             audit.note("ended")
         finally:
             transport.close()
@@ -427,6 +440,7 @@ def run(
     log_json: LogJson = False,
     log_level: LogLevel = "info",
     watch: Watch = None,
+    traces: Traces = False,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
@@ -448,7 +462,7 @@ def run(
             return
         if not resume:
             refuse_runs(folder)
-        with served_by(kit, plan, folder) as server:
+        with served_by(kit, plan, folder, traces=traces) as server:
             command = f"fedstrata net run {experiment} {kit}"
             execute(server, plan, folder, command, fresh=not resume, watch=watch)
             done(server)

@@ -29,9 +29,10 @@ from fedstrata.engines.identity import configuration
 from fedstrata.engines.metrics import Metric, OnHost, PerClient
 from fedstrata.engines.network import Network, Policy, Text
 from fedstrata.engines.network.engine import part
-from fedstrata.engines.network.federation import Connected, Federation, made_up
+from fedstrata.engines.network.federation import Federation, made_up
 from fedstrata.engines.network.host import form_of
 from fedstrata.engines.network.rules import Asks
+from fedstrata.engines.network.transport import Connected
 from fedstrata.lab.experiments._solving import posed
 from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError, line_in
