@@ -171,6 +171,8 @@ def revealed(run: RunRecord, problem: Problem) -> str:
 
 def number(value: Any) -> str:
     """A setting, numbers to three digits."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(number, value))}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value).replace("|", "\\|")[:60]
 
 

@@ -43,6 +43,7 @@ def test_profiles_and_winners():
 def test_the_page_and_the_evidence():
     text = table.findings(RUNS)
     assert "2 methods on 2 problems, 4 runs" in text
+    assert table.number([1.0, 0.26827, "a"]) == "[1, 0.268, a]"
     assert "| quick | 2 | 100% |" in text
     found = table.evidence(RUNS, "command")["objectives"]["Minimization"]
     assert found["problems"] == ["one", "two"]
