@@ -112,7 +112,7 @@ def exact(s: Setting, toy: Regression, data: Placed) -> RunRecord:
 
     def step(y: PyTree, _: None) -> Any:
         values = {
-            name: metric(y, y, data) if _takes_data(name) else metric(y, y)
+            name: metric(y, y, data) if name in ("stationarity", "test_error") else metric(y, y)
             for name, metric in measured.items()
         }
         values["primary"] = ((data.server["A"] @ y - data.server["b"]) ** 2).sum() / (2 * s.clients)
@@ -124,10 +124,6 @@ def exact(s: Setting, toy: Regression, data: Placed) -> RunRecord:
     values["change"] = np.abs(np.diff(values["f"], prepend=0.0))
     seconds = time.perf_counter() - began
     return record(s, values, seconds, "gradient descent", lower_rounds=0)
-
-
-def _takes_data(name: str) -> bool:
-    return name in ("stationarity", "test_error")
 
 
 LOOK: dict[str, Any] = {"lines": ("K",), "panels": "label", "log_y": True, "x_label": "outer step"}

@@ -146,7 +146,7 @@ def constants(
     with double_precision():
         placed = data.placed()
         case = Case(problem, placed, weights, *(double(point) for point in (x, y)))
-        if problem.personal and not _has_axis(y, placed.clients):
+        if problem.personal and any(np.shape(leaf)[:1] != (placed.clients,) for leaf in jax.tree.leaves(y)):
             case = replace(case, y=jax.tree.map(lambda leaf: jnp.stack([leaf] * placed.clients), case.y))
         alone = isinstance(problem, Minimization | Selection)
         F = _objective(problem, case) if objective and not alone else None
@@ -407,10 +407,6 @@ def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
     return (x, y) if part.variable else (y, x)
 
 
-def _has_axis(y: PyTree, clients: int) -> bool:
-    return all(np.ndim(leaf) > 0 and np.shape(leaf)[0] == clients for leaf in jax.tree.leaves(y))
-
-
 def _taken(problem: MPEC, case: Case) -> bool:
     """Whether the followers' map takes y as it is; that of a run has the clients' axis in front."""
     sample = _one(case.data.train)
@@ -423,11 +419,6 @@ def _taken(problem: MPEC, case: Case) -> bool:
 
 def _one(y: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf[0], y)
-
-
-def _stacked(y: PyTree, clients: int) -> Array:
-    """Every client's own vector, flat."""
-    return jax.vmap(lambda own: ravel_pytree(own)[0])(y)
 
 
 class _Found(NamedTuple):
@@ -490,7 +481,7 @@ def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     f, shares = program.over(unravel, fixed), data.shares(program.weights)
     spots = jnp.broadcast_to(flat, (data.clients, flat.size))
     if program.part.personal:
-        spots = _stacked(moving, data.clients)
+        spots = jax.vmap(lambda own: ravel_pytree(own)[0])(moving)
     start = start_of(flat)
 
     def product(client: Client, z: Array, v: Array) -> Array:

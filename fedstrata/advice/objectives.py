@@ -167,11 +167,6 @@ def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more
 # One level
 
 
-@objective_of.register
-def _chained(problem: Composition, case: Case) -> Objective:
-    return _within(case, partial(_own(problem, case.weights), case.data))
-
-
 @kept
 def _own(problem: Problem, weights: Weights) -> Evaluate:
     """The default metric that is the objective; if the class names none, the sum of its levels."""
@@ -230,31 +225,19 @@ def _of_risk(problem: DRO, weights: Weights) -> Evaluate:
     return evaluate
 
 
-@objective_of.register(WorstClient)
-def _worst(problem: WorstClient, case: Case) -> Objective:
-    return _within(case, partial(_of_worst(problem, case.weights), case.data))
-
-
 @kept
-def _of_worst(problem: WorstClient, weights: Weights) -> Evaluate:
-    def F(x: PyTree, data: Placed) -> Any:
-        return jnp.max(data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x)))
+def _of_clients(problem: WorstClient | RiskOfClients, weights: Weights) -> Evaluate:
+    """The largest of the clients' losses, or a risk of them."""
 
-    return _differentiated(F, not problem.without_derivatives)
-
-
-@objective_of.register(RiskOfClients)
-def _risk_of_clients(problem: RiskOfClients, case: Case) -> Objective:
-    return _within(case, partial(_of_clients(problem, case.weights), case.data))
-
-
-@kept
-def _of_clients(problem: RiskOfClients, weights: Weights) -> Evaluate:
     def F(x: PyTree, data: Placed) -> Any:
         losses = data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))
         return problem.risk(jnp.asarray(losses), jnp.asarray(data.shares(weights)))
 
     return _differentiated(F, not problem.without_derivatives)
+
+
+for _kind, _F in ((Composition, _own), (WorstClient, _of_clients), (RiskOfClients, _of_clients)):
+    objective_of.register(_kind, lambda p, case, F=_F: _within(case, partial(F(p, case.weights), case.data)))
 
 
 @objective_of.register(Hard)

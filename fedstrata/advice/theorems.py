@@ -88,11 +88,6 @@ def _positive(words: str, where: str, value: float) -> Condition:
     return Condition(words, where, f"{value:.3g}", value > 0)
 
 
-def _steep(F: Measured) -> float:
-    """L₀, of one sample's function."""
-    return math.sqrt(F.gradient**2 + F.heterogeneity**2 + F.noise**2)
-
-
 def _fall(F: Measured) -> float:
     """About F(x0) − F*."""
     return F.gradient * F.reach / 2 if F.reach > 0 else math.inf
@@ -245,7 +240,7 @@ class _Steps(NamedTuple):
 @theorem(methods.FedRZO)
 def _fedrzo(at: Conditions, accuracy: float) -> Theory:
     F, n, m, (B2, sets) = at["loss"], at.dimension, at.clients, _sets(at)
-    eta, L0 = _width(at, F), _steep(F)
+    eta, L0 = _width(at, F), math.hypot(F.gradient, F.heterogeneity, F.noise)  # L₀ of one sample
     nu, where = F.noise, "Qiu, Shanbhag, Yousefian, Proposition 1"
 
     def bound(K: float) -> float:

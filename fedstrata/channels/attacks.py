@@ -51,7 +51,6 @@ class SignFlip(Attack):
     factor: float = 1.0
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
-        """See `Attack.upload`."""
         return -self.factor * rows
 
 
@@ -62,7 +61,6 @@ class ALIE(Attack):
     z: float | None = None
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
-        """See `Attack.upload`."""
         n, z = rows.shape[0], self.z
         if z is None:
             supporters = n // 2 + 1 - self.clients
@@ -79,7 +77,6 @@ class InnerProduct(Attack):
     factor: float = 0.5
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
-        """See `Attack.upload`."""
         return -self.factor * mean
 
 
@@ -88,5 +85,4 @@ class Mimic(Attack):
     """All hostile clients send the upload of the last client (Karimireddy et al. 2022)."""
 
     def upload(self, rows: Array, mean: Array, spread: Array, here: Array) -> Array:
-        """See `Attack.upload`."""
         return jnp.broadcast_to(rows[-1], rows.shape)

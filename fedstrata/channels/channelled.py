@@ -59,25 +59,20 @@ class Channelled:
 
     @property
     def full_participation(self) -> str | None:
-        """See `Method.full_participation`."""
         found: str | None = self.plain.full_participation
         return found
 
     def at(self, r: Integer) -> Channelled:
-        """See `Method.at`."""
         return replace(self, plain=self.plain.at(r))
 
     def starts(self) -> bool:
-        """See `Method.starts`."""
         return bool(self.plain.starts())
 
     def start(self, problem: Any, fed: Fed, key: Key, state: Joined) -> Joined:
-        """See `Method.start`."""
         link = self._link(fed, "start", key, state)
         return link.joined(self.plain.start(problem, fed, key, state.own))
 
     def round(self, problem: Any, fed: Fed, key: Key, r: Integer, state: Joined) -> Joined:
-        """See `Method.round`."""
         if self.drops is not None:
             drawn = jax.random.fold_in(jax.random.fold_in(key, MARK), 1)
             fed.present = self.drops.answering(drawn, r, fed.clients)
@@ -105,11 +100,9 @@ class Channelled:
         return {**found, "buffered": "yes"} if self.late else found
 
     def plain_state(self, state: Joined) -> Any:
-        """See `Method.plain_state`."""
         return state.own
 
     def output(self, state: Joined, memory: PyTree) -> tuple[PyTree, PyTree]:
-        """See `Method.output`."""
         found: tuple[PyTree, PyTree] = self.plain.output(state.own, memory.own if self.remembers else memory)
         return found
 
@@ -118,11 +111,9 @@ class Channelled:
         return {**self.plain.metrics(state.own), **{f"clip/{k}": b for k, b in state.bounds.items()}}
 
     def judged_as(self, problem: Any) -> Any:
-        """See `Method.judged_as`."""
         return self.plain.judged_as(problem)
 
     def reveals_on(self, problem: Any) -> str:
-        """See `Method.reveals_on`."""
         return str(self.plain.reveals_on(problem))
 
 

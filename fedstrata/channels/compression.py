@@ -30,12 +30,12 @@ class Compressor(Protocol):
     """
 
     @property
-    def unbiased(self) -> bool: ...  # noqa: D102 (here and below: see the module)
+    def unbiased(self) -> bool: ...
     @property
-    def shared(self) -> bool: ...  # noqa: D102
-    def omega(self, d: int) -> float: ...  # noqa: D102
-    def encode(self, key: Key, v: Array) -> PyTree: ...  # noqa: D102
-    def decode(self, key: Key, payload: PyTree, d: int) -> Array: ...  # noqa: D102
+    def shared(self) -> bool: ...
+    def omega(self, d: int) -> float: ...
+    def encode(self, key: Key, v: Array) -> PyTree: ...
+    def decode(self, key: Key, payload: PyTree, d: int) -> Array: ...
 
 
 def read(compressor: Compressor, key: Key, v: Array) -> Array:
@@ -129,7 +129,9 @@ class TopK(Biased):
             places = jax.lax.top_k(size, k)[1]
         else:
             places = jnp.nonzero(largest(size, k), size=k, fill_value=v.size)[0]
-        return v.at[places].get(mode="fill", fill_value=0), places.astype(_index(v.size))
+        return v.at[places].get(mode="fill", fill_value=0), places.astype(
+            jnp.uint16 if v.size < 2**16 else jnp.uint32
+        )
 
     def kept(self, key: Key, v: Array) -> Array:
         """``decode(encode(v))``, five times as fast for long arrays on a CPU."""
@@ -144,10 +146,6 @@ class TopK(Biased):
             return payload
         values, places = payload
         return jnp.zeros((d,), values.dtype).at[places].set(values, mode="drop")
-
-
-def _index(d: int) -> Any:
-    return jnp.uint16 if d < 2**16 else jnp.uint32
 
 
 @dataclass(frozen=True)
@@ -172,7 +170,6 @@ class RandK:
         return self.scaled
 
     def omega(self, d: int) -> float:
-        """See `Compressor`."""
         return d / entries(self.share, d) - 1 if self.scaled else math.inf
 
     def _drawn(self, key: Key, d: int) -> Array:
@@ -228,7 +225,6 @@ class QSGD:
         return 2 ** (self.bits - 1) - 1
 
     def omega(self, d: int) -> float:
-        """See `Compressor`."""
         if not self.unbiased:
             return math.inf
         together = min(d, BUCKET)

@@ -95,7 +95,6 @@ class PrivateOracle(Oracle):
             object.__setattr__(self, field, value)
 
     def apply(self, op: Function, of: str = "derivatives") -> Any:
-        """See `Oracle.apply`."""
         its: Any = self
         term, examples = self.term, its._source.examples
         if term.reads == "nothing":
@@ -135,7 +134,6 @@ class PrivateSamples(Samples):
             object.__setattr__(self, field, value)
 
     def mean(self, function: Function, key: Key, batch_size: int | None) -> Oracle:
-        """See `Samples.mean`."""
         its: Any = self
         samples, source, term = its._samples, its._source, Term.of(function)
         if term.reads == "batch" or term.mean is not None:

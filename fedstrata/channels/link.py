@@ -169,7 +169,6 @@ class Link:
     def repeat(
         self, loop: Callable[..., PyTree], times: Integer, body: counting.Body, carry: PyTree, until: Any
     ) -> PyTree:
-        """See `fedstrata.core.fed.Channel`."""
         first = self.position
 
         def turn(t: Integer, both: tuple[PyTree, Turning]) -> tuple[PyTree, Turning]:
@@ -186,7 +185,6 @@ class Link:
         return Joined(own, *self.turning[1:], self.secret)
 
     def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
-        """See `fedstrata.core.fed.Channel`."""
         place = f"{self.program} {self.position}"
         self.position += 1
         channel = self.channels.get(place, NOTHING)

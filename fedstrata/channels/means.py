@@ -88,7 +88,6 @@ class Mean(Robust):
     """The plain mean, which a single upload can move anywhere, to show the effect of an attack."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         return jnp.where(here[:, None], rows, 0).sum(0) / jnp.maximum(here.sum(), 1)
 
 
@@ -133,7 +132,6 @@ class TrimmedMean(Robust):
     """The mean without the f smallest and f largest values of each coordinate (Yin et al. 2018)."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         n, place = here.sum(), jnp.arange(rows.shape[0])[:, None]
         kept = (place >= f) & (place < n - f)
         return jnp.where(kept, _ascending(rows, here), 0).sum(0) / jnp.maximum(n - 2 * f, 1)
@@ -144,7 +142,6 @@ class Median(Robust):
     """The median of each coordinate, for any share."""
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         ordered, n = _ascending(rows, here), here.sum()
         found = (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
         return jnp.where(n > 0, found, 0)
@@ -163,7 +160,6 @@ class GeometricMedian(Robust):
     smoothing: float = 1e-6
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         rows = jnp.where(here[:, None], rows, 0)
         share = (here / jnp.maximum(here.sum(), 1)).astype(rows.dtype)
 
@@ -183,7 +179,6 @@ class Krum(Robust):
         return 1
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         n, number = here.sum(), rows.shape[0]
         ordered = jnp.sort(jnp.where(jnp.eye(number, dtype=bool), jnp.inf, distances(rows, here)), axis=1)
         near = (jnp.arange(number)[None] < n - f - 1) & jnp.isfinite(ordered)
@@ -198,7 +193,6 @@ class MultiKrum(Krum):
     """The mean of the n − f uploads that are closest to their neighbours."""
 
     def kept(self, n: Array, f: Array) -> Any:
-        """See `Krum.kept`."""
         return n - f
 
 
@@ -215,7 +209,6 @@ class CenteredClipping(Robust):
     steps: int = 5
 
     def mean(self, rows: Array, here: Array, f: Array) -> Array:
-        """See `Robust.mean`."""
         rows = jnp.where(here[:, None], rows, 0)
         share = (here / jnp.maximum(here.sum(), 1)).astype(rows.dtype)
 

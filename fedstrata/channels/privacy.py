@@ -170,7 +170,6 @@ class OfClients(Budget):
         )
 
     def times_noise(self, factor: float) -> Self:
-        """See `Budget.times_noise`."""
         costs = {name: getattr(self, name) / factor**2 for name in ("start", "sampled", "everyone")}
         return replace(self, **costs)
 

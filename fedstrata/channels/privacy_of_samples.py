@@ -95,7 +95,6 @@ class OfSamples(Budget):
         return composed(tuple((q, mu2, n) for (q, mu2), n in sorted(spent.items()) if n), self.delta)
 
     def times_noise(self, factor: float) -> Self:
-        """See `Budget.times_noise`."""
         start, each = (
             {part: tuple((q, mu2 / factor**2, n) for q, mu2, n in draws) for part, draws in its.items()}
             for its in (self.start, self.round)

@@ -25,6 +25,10 @@ from fedstrata.problems.classes import Bilevel, Minimization
 class WorstClient(Minimization):
     """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses instead of their mean."""
 
+    def risk(self, losses: Array, shares: Array) -> Array:
+        """The largest of all clients' losses."""
+        return jnp.max(losses)
+
 
 @dataclass(frozen=True)
 class OwnModels(Minimization):
@@ -87,7 +91,6 @@ class PowerOfLosses(OfClients):
     personal = False
 
     def client_value(self, x: PyTree, client: Client) -> Any:
-        """See `OfClients.client_value`."""
         return client.train.full_mean(self.loss).silent(x) ** (self.q + 1) / (self.q + 1)
 
 
@@ -98,7 +101,6 @@ class Adapted(OfClients):
     alpha: Any = 0.0
 
     def client_value(self, x: PyTree, client: Client) -> Any:
-        """See `OfClients.client_value`."""
         loss = client.train.full_mean(self.loss).silent
         return loss(tree.axpy(-self.alpha, jax.grad(loss)(x), x))
 

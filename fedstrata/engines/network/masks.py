@@ -78,11 +78,6 @@ def bound_of(clip: float | None, noise: float | None, shares: np.ndarray) -> tup
     return each, each * float(shares.sum())
 
 
-def scale_of(bits: int, bound: float) -> float:
-    """The largest power of two by which sums within a bound are integers below 2^(bits−1)."""
-    return 2.0 ** math.floor(bits - 1 - math.log2(MARGIN * max(bound, 1e-280)))
-
-
 class Fixed:
     """Numbers in fixed point: what sites and server agree on for an exchange.
 
@@ -94,7 +89,8 @@ class Fixed:
         self.each, bound = bound_of(clip, noise, shares)
         self.bits = 64 if self.each is None else 32
         self.dtype = np.dtype(np.uint64 if self.each is None else np.uint32)
-        self.scale = scale_of(self.bits, bound)
+        # the largest power of two by which sums within the bound are integers below 2^(bits−1)
+        self.scale = 2.0 ** math.floor(self.bits - 1 - math.log2(MARGIN * max(bound, 1e-280)))
 
     def encode(self, arrays: Sequence[np.ndarray], share: float) -> np.ndarray:
         """A site's weighted sums as one vector of integers.

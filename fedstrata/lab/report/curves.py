@@ -233,7 +233,8 @@ def _lines(
             raise ReportError(
                 f"plot {spec.stem!r}: the seeds of {members[0].label!r} share no recorded round"
             )
-        keep = rounds[_thin(len(rounds))]
+        last = len(rounds) - 1
+        keep = rounds[np.unique(np.linspace(0, last, min(last + 1, POINTS)).round().astype(int))]
         at = [np.searchsorted(run.history["round"], keep) for run in members]
 
         def of(series: str, members: list[RunRecord] = members, at: list[np.ndarray] = at) -> np.ndarray:
@@ -250,10 +251,6 @@ def _lines(
         single = tuple(shown) if 1 < len(members) <= FEW else ()
         curves.append(Curve(line, colours[line], x, _interval(y, spec), len(members), label, others, single))
     return curves
-
-
-def _thin(length: int) -> np.ndarray:
-    return np.unique(np.linspace(0, length - 1, min(length, POINTS)).round().astype(int))
 
 
 def _category(run: RunRecord, key: str) -> str:

@@ -119,7 +119,7 @@ def _line(plot: Plot, curve: Curve, *, first: bool) -> list[dict[str, Any]]:
         "x": _numbers(np.concatenate([x, x[::-1]])),
         "y": _numbers(np.concatenate([high, low[::-1]])),
         "fill": "toself",
-        "fillcolor": f"rgba{(*_rgb(colour), 0.16)}",
+        "fillcolor": f"rgba{(*bytes.fromhex(colour[1:]), 0.16)}",
         "line": {"width": 0},
         "meta": meta | {"role": "band"},
         "hoverinfo": "skip",
@@ -191,10 +191,6 @@ def _reference(
 
 def _look(curve: Curve) -> tuple[str, str]:
     return PALETTE[curve.colour % len(PALETTE)], _DASH[DASHES[curve.colour // len(PALETTE) % len(DASHES)]]
-
-
-def _rgb(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
 def _numbers(values: np.ndarray) -> list[float | None]:
