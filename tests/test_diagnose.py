@@ -59,7 +59,7 @@ def test_a_zeroth_order_result(quadratic):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # as it should
+@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # rightly
 def test_results_of_other_zeroth_order_methods():
     """Of a minimax problem and of personal models, at points where these methods have not converged."""
     q = fs.quadratic_minimax(clients=3, n=2, p=3)

@@ -10,7 +10,7 @@ import fedstrata as fs
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("x64")]
 
 
-@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # as it should
+@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # rightly
 def test_zohfl_needs_clients_that_solve_their_problems_and_enough_directions():
     """y_i = (a_i + x)/2, so that f₁ + f₂ = ½‖x − s‖² + mean ⅛‖x − a_i‖², least at (s + ā/4)/1.25."""
     rng = np.random.default_rng(0)

@@ -142,7 +142,7 @@ def test_every_class_evaluates_a_whole_batch(measured):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # after one round
+@pytest.mark.filterwarnings("ignore:ZOHFL. the clients. models have not converged:UserWarning")  # one round
 def test_a_personal_problem_evaluates_whole_batches():
     data = fs.FederatedData.from_clients(CLIENTS, server=CLIENTS[0])
     problem = fs.Personalized(
