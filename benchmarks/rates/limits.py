@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 from scipy import optimize
 
@@ -165,6 +166,15 @@ def averaged_values(number: int) -> float:
     return off(problem, method, centre(CURVATURES, CENTRES), 2_000)
 
 
+def few_inner(size: int) -> float:
+    """f(u) = eᵘ − u, g = x − c with c = ±1: the mean of B draws of c moves the limit by about 1/(2B)."""
+    levels = [lambda x, s: x - s["c"], lambda u, s: jnp.exp(u) - u]
+    problem, data = fs.Composition(levels, local=True), [{"c": np.array([-1.0, 1.0])}] * 4
+    method, its = fs.FCSGM(0.02, batch_size=1, inner_batch_size=size), {"x": lambda x, y: x}
+    found = runs(problem, method, fs.FederatedData.from_clients(data), 0.0, 4_000, metrics=its)
+    return -float(np.mean([run.history["x"][1_000:].mean() for run in found]))
+
+
 # Objectives of the clients: their ends as λ or q grows
 
 
@@ -211,6 +221,17 @@ def beyond(make: Any) -> Any:
         return worst(np.asarray(found.x, float)) - fairest()[1]
 
     return measure
+
+
+def directions(size: int) -> float:
+    """Rounds with one direction each until ‖x − x*‖ is 1 % of the start's; n is size − 4."""
+    n = size - 4
+    data = federation(np.ones((1, n)), np.zeros((1, n)))
+    method = fs.DeComFL.from_theory(L=1.0, n=n, mu=1e-3, two_sided=True)
+    metrics = {"off": lambda x, y: (x**2).sum() ** 0.5}
+    found = runs(fs.Minimization(loss), method, data, np.ones(n), 40 * size, metrics=metrics)
+    first = [np.flatnonzero(run.history["off"] <= 1e-2 * run.history["off"][0])[0] for run in found]
+    return float(np.median([run.history["round"][i] for run, i in zip(found, first, strict=True)]))
 
 
 LAWS = (
@@ -263,6 +284,7 @@ LAWS = (
     ),
     Law("FedSTORM", "drift", "‖x − x*‖", "1/c", -1, (1, 4, 16), forgetting),
     Law("LocalSCGDM", "averaged values", "‖x − x*‖", "1/(1 − β)", -1, (4, 16, 64), averaged_values),
+    Law("FCSGM", "few inner samples", "x* − mean x", "B", -1, (2, 4, 8), few_inner),
     Law("PerFedAvg", "first order", "‖x − x*‖", "1/α", -1, STEPS, first_order),
     Law("FedF2SA", "order 1", "‖x − x*‖", "λ", -1, (8, 32, 128), penalty(1)),
     Law("FedF2SA", "order 2", "‖x − x*‖", "λ", -2, (16, 32, 64), penalty(2)),
@@ -311,5 +333,6 @@ LAWS = (
         beyond(lambda n: fs.FedGDRO(0.2 / n, 1 / n)),
     ),
     Law("QFedAvg", "q → ∞", "largest loss", "q", -1, (4, 8, 16), beyond(lambda q: fs.QFedAvg(1.0, q))),
+    Law("DeComFL", "Nesterov, Spokoiny", "rounds", "n + 4", 1, (8, 32, 128), directions),
     Law("DeComFL", "variance", "E‖d − ∇f‖²", "P", -1, (1, 4, 16), variance),
 )

@@ -237,6 +237,27 @@ class _Steps(NamedTuple):
         return cls(math.sqrt(m / K), max(1, math.ceil((K / m**3) ** 0.25)))
 
 
+@theorem(methods.DeComFL)
+def _decomfl(at: Conditions, accuracy: float) -> Theory:
+    """In E‖x − x*‖² ≤ 2/μ (E F − F*), from the bound of F."""
+    its, n, where = at["loss"], at.dimension, "Nesterov, Spokoiny 2017, Theorem 8"
+    if not its.mu > 0:
+        return Theory("DeComFL, Theorem 8", None, math.inf, (_positive("mu > 0", where, its.mu),))
+    kappa, way = its.L / its.mu, its.reach if its.reach > 0 else math.nan
+    width = accuracy * way / (1.2 * kappa * (n + 4))  # half of the square of the accuracy is the floor's
+    rounds = 8 * (n + 4) * kappa * math.log(2 * kappa / accuracy**2)
+    conditions = (
+        _positive("strong convexity, mu > 0", where, its.mu),
+        _at_most("eta ≤ 1/(4 (n + 4) L)", where, 1 / (4 * (n + 4) * its.L), 1 / (4 * (n + 4) * its.L)),
+        Condition("mu, by which kappa delta is half of the accuracy's square", where, f"{width:.3g}", True),
+        Condition("K = P = 1, full batches", where, "1", True),
+        _everybody(at, where),
+    )
+    return Theory(
+        "DeComFL, Theorem 8", methods.DeComFL.from_theory(L=its.L, n=n, mu=width), rounds, conditions
+    )
+
+
 @theorem(methods.FedRZO)
 def _fedrzo(at: Conditions, accuracy: float) -> Theory:
     F, n, m, (B2, sets) = at["loss"], at.dimension, at.clients, _sets(at)

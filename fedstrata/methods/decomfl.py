@@ -22,7 +22,7 @@ Reveals only averages. Needs function values only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -75,6 +75,28 @@ class DeComFL(ScalarsOnly[State]):
 
     private_samples = True
     drifts = "K"
+
+    @classmethod
+    def from_theory(cls, *, L: float, n: int, mu: float, **options: Any) -> DeComFL:
+        """The step of Nesterov and Spokoiny (2017, Theorem 8), whose method this is for K = P = 1.
+
+        With η = 1/(4(n + 4)L), full batches, all clients and F strongly convex with modulus τ, after r rounds
+
+            E F(x_r) − F* ≤ ½L (δ + (1 − τ/(8(n + 4)L))^r ‖x_0 − x*‖²),   δ = 18 μ²(n + 4)² L/(25τ)
+
+        Args:
+            L: the Lipschitz constant of ∇F.
+            n: the dimension of x.
+            mu: the width of the differences.
+            options: other hyper-parameters.
+
+        >>> import fedstrata as fs
+        >>> fs.DeComFL.from_theory(L=2.0, n=6, mu=1e-3).eta
+        0.0125
+        """
+        if not (L > 0 and n >= 1):
+            raise ValueError(f"DeComFL.from_theory needs L > 0 and n ≥ 1, but got {L} and {n}.")
+        return cls(1 / (4 * (n + 4) * L), mu, **options)
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:

@@ -50,6 +50,18 @@ def test_a_round_is_a_step_along_what_everybody_draws():
     np.testing.assert_allclose(flat(found.x), x0 - eta / P * U.T @ (U @ (H @ x0 - SLOPE)), atol=1e-4)
 
 
+@pytest.mark.slow
+def test_random_directions_keep_what_their_theorem_promises():
+    """In the mean of eight seeds, as the theorem bounds an expectation."""
+    theory = fs.plan(PROBLEM, DATA, X0, method=fs.DeComFL).theory
+    assert all(condition.holds for condition in theory.conditions)
+    best = np.linalg.solve(H, SLOPE)
+    more = {"seeds": range(8), "rounds": int(theory.rounds) + 1, "progress": False, "default_metrics": False}
+    found = fs.sweep(PROBLEM, theory.method, DATA, X0, **more)
+    away = np.mean([((flat(run.x) - best) ** 2).sum() for run in found])
+    assert away <= 1e-4 * ((flat(X0) - best) ** 2).sum()
+
+
 def test_hiso_that_forgets_nothing_is_decomfl():
     one, other = (solve(m(0.05, 0.05, K=2, P=2, batch_size=2)) for m in (fs.DeComFL, _unshaped))
     np.testing.assert_allclose(flat(one.x), flat(other.x), atol=1e-6)
