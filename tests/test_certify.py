@@ -233,3 +233,18 @@ def test_a_start_at_a_saddle_point_is_not_unbounded():
     found = fs.certify(problem, data, np.zeros(2), x0=np.zeros(2))
     assert found.verdict == "on its way"
     assert found.value == pytest.approx(0.25, rel=1e-3)
+
+
+def test_a_function_that_is_constant_is_not_judged():
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    flat = fs.Minimization(lambda x, s: jnp.maximum(x[0] - 1, 0) ** 2 + 0 * s["a"])
+    found = fs.certify(flat, data, np.zeros(1))
+    assert found.verdict == "not certifiable"
+    assert "same value" in found.advice
+    assert fs.certify(flat, data, np.zeros(1), x0=np.full(1, 5.0)).solved
+
+
+def test_a_point_of_another_shape_is_refused_in_words():
+    data = fs.FederatedData.from_clients([{"a": np.ones((2, 3))}])
+    with pytest.raises(TypeError, match=r"loss\(x, sample\)"):
+        fs.certify(fs.Minimization(lambda x, s: (s["a"] @ x) ** 2), data, np.ones(4))

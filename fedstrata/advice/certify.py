@@ -179,6 +179,11 @@ def case_of(
     if data.source is not None:
         raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")
     judged = problem if method is None else method.judged_as(problem)
+    if problem is result and not problem.has_y:  # a point with a y is checked where the level is solved
+        train = data.sample_of()
+        problem.check(
+            problem.start_x(x), None, train, train if data.valid is None else data.sample_of("valid")
+        )
     start = None if x0 is None else problem.start_x(x0)
     x, y, x0, y0 = map(double, (problem.start_x(x), y, start, y0))
     return Case(judged, data.placed(), weights, x, y, x0, y0, until)
@@ -321,6 +326,8 @@ def search(objective: Objective, case: Case) -> Judgement:
     if length == float(np.linalg.norm(found.x)) and best + ROUNDED * abs(best) < origin < start:
         unit = origin - best  # a start far away makes any excess look small
     reach = max((each for each in (start, origin) if np.isfinite(each)), default=np.inf) - best
+    if reach == beside - best == 0:
+        raise NotCertifiable("F has the same value at x, beside it, at the start and at zero")
     if reach <= NOTHING * (beside - best):  # the start and zero are solutions, so that a disturbance counts
         unit = reach = beside - best
     return Judgement(

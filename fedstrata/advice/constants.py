@@ -13,7 +13,9 @@
 
 If a loss has values only, its gradient is a central difference, and the clients' constants are not measured.
 With as many Lanczos steps as variables the eigenvalues are exact. Everything is a mean over clients, or one
-client's number, so that a federation can measure it, in `Constants.exchanges` exchanges.
+client's number, so that a federation can measure it, in `Constants.exchanges` exchanges. Samples and clients
+are measured in blocks that fit into memory (`fedstrata.advice.blocks`). Of many clients, max_i ‖∇²f_i − ∇²f‖
+is taken over those with the largest ‖(∇²f_i − ∇²f) v‖ for a random v.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedstrata.advice.blocks import at_once, block_of, client_means, cost_of, mean_of
 from fedstrata.advice.feasible import projection
 from fedstrata.advice.lower import NotCertifiable, kept
 from fedstrata.advice.objectives import Case, Objective, level_of, mean_over, objective_of, sequences_of
@@ -40,7 +43,7 @@ from fedstrata.core.client import Client
 from fedstrata.core.counting import ORACLES
 from fedstrata.core.problem import Problem
 from fedstrata.core.term import Term
-from fedstrata.core.types import Array, Function, PyTree, Weights
+from fedstrata.core.types import Array, Function, Integer, PyTree, Weights
 from fedstrata.data.federated import FederatedData
 from fedstrata.data.storage import Placed
 from fedstrata.problems.classes import MPEC, Composition, Minimization, MultiSequence, Selection
@@ -58,8 +61,10 @@ CUT = 64  # intervals of a line
 DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps tried along −∇f, in units of a first guess
 MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence`, up to which its Jacobian is computed
 FEW = 8  # Lanczos steps for the clients' deviations from the mean
+UNLIKE = 16  # clients whose deviations are measured: each of their steps is a pass over all samples
 SMALL = 1e-3
 ROUNDED = 1e-14  # of a value: a smaller decrease is rounding
+PASSES = 1_000  # forward passes over all samples that cost about as much as the measurements of a function
 FEWER = 4  # every so many of `DOWN`, for slow functions
 
 
@@ -175,6 +180,21 @@ def constants(
     return Constants(levels, coupling, through, *sizes, *cost, jacobian, slope_y, least)
 
 
+def operations(problem: Problem, data: FederatedData, x: PyTree, y: PyTree = None) -> float:
+    """About how many operations `constants` needs for the levels of a problem, from shapes alone."""
+    total = 0.0
+    if problem.personal and all(np.shape(leaf)[:1] == (data.clients,) for leaf in jax.tree.leaves(y)):
+        y = _one(y)
+    for level in problem.levels:
+        if level.samples not in ("train", "valid"):
+            continue
+        held_out = data.valid_sizes if level.samples == "valid" else None
+        sample = data.sample_of("train" if held_out is None else "valid")
+        once = cost_of(level, sample, *level.args(x, y)).operations
+        total += PASSES * once * float((data.sizes if held_out is None else held_out).sum())
+    return total
+
+
 def _objective(problem: Problem, case: Case) -> Objective | None:
     """F, or None if it is not defined at this point."""
     try:
@@ -215,7 +235,7 @@ class _Meter:
         common = ends(*found.mean)[:2] if not part.personal else (low.min(), high.max())
         unlike = max((max(map(abs, ends(a, b)[:2])) for a, b in zip(*found.apart, strict=True)), default=0.0)
         share, length = np.asarray(data.shares(case.weights)), float(tree.norm(moving))
-        slope, value = share @ found.slopes, float(share @ found.values)
+        slope, value = found.slope, float(found.value)
         common_steps, few = used(found.mean[1]), min(steps, FEW)
         self.book("products", max(map(used, found.each[1])) + common_steps + few, part.samples)
         self.book("gradients", 2, part.samples)
@@ -230,7 +250,7 @@ class _Meter:
             client_L=high,
             client_mu=low,
             gradient=float(np.linalg.norm(slope)),
-            heterogeneity=float(np.sqrt(share @ ((found.slopes - slope) ** 2).sum(1))),
+            heterogeneity=float(np.sqrt(share @ found.unlike)),
             curvature_heterogeneity=float(unlike),
             noise=float(np.sqrt(share @ found.noise)),
             kink=_kink(found.lines),
@@ -424,8 +444,9 @@ def _one(y: PyTree) -> PyTree:
 class _Found(NamedTuple):
     """The output of one program for a function: arrays, whose eigenvalues the host computes."""
 
-    values: Array
-    slopes: Array
+    value: Array
+    slope: Array
+    unlike: Array
     each: tuple[Array, Array]
     mean: tuple[Array, Array]
     apart: tuple[Array, Array]
@@ -446,72 +467,88 @@ class _Program:
     def __call__(self, data: Placed, x: PyTree, y: PyTree) -> _Found:
         return _measured(self, data, x, y)
 
-    def over(self, unravel: Callable[[Array], PyTree], fixed: PyTree) -> Function:
-        """``f(client, z)``."""
-        part = self.part
+    def flat(self, unravel: Callable[[Array], PyTree], fixed: PyTree) -> Term:
+        """The function of a flat vector and a sample."""
+        term, second = Term.of(self.part.function), self.part.variable
 
-        def f(client: Client, z: Array) -> Any:
-            args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
-            return vars(client)[part.samples].full_mean(part.function).silent(*args)
+        def of(z: Array, sample: PyTree) -> Any:
+            return term(*((fixed, unravel(z)) if second else (unravel(z), fixed)), sample)
 
-        return f
+        return replace(term, function=of)
 
-    def noise(self, unravel: Callable[[Array], PyTree], fixed: PyTree, client: Client, z: Array) -> Array:
-        """The mean square distance of a sample's gradient from their mean."""
-        part = self.part
-        oracle = vars(client)[part.samples].full_mean(part.function)
-        if oracle.term.reads != "sample":
-            return jnp.zeros(())
 
-        def slope(sample: PyTree) -> Array:
-            def of(z: Array) -> Any:
-                args = (fixed, unravel(z)) if part.variable else (unravel(z), fixed)
-                return oracle.term.function(*args, sample)
+def _noise(term: Term, samples: str, tile: int | None, client: Client, z: Array) -> Array:
+    """The mean square distance of a sample's gradient from their mean."""
+    oracle = vars(client)[samples].full_mean(term)
+    if term.reads != "sample":
+        return jnp.zeros(())
+    rows, mean = (
+        oracle.weigh().size,
+        jax.grad(partial(term.over, oracle.samples, oracle.weights, at_once=tile))(z),
+    )
 
-            return jax.grad(of)(z)
+    def away(sample: PyTree) -> Array:
+        return ((jax.grad(term.function)(z, sample) - mean) ** 2).sum()
 
-        slopes, weights = jax.vmap(slope)(oracle.samples), oracle.weigh()
-        return weights @ ((slopes - weights @ slopes) ** 2).sum(1)
+    return oracle.weigh() @ jax.lax.map(away, oracle.samples, batch_size=min(tile or rows, rows))
 
 
 @partial(jit, static_argnums=0)
 def _measured(program: _Program, data: Placed, x: PyTree, y: PyTree) -> _Found:
     fixed, moving = _split(program.part, x, y)
     flat, unravel = ravel_pytree(_one(moving) if program.part.personal else moving)
-    f, shares = program.over(unravel, fixed), data.shares(program.weights)
-    spots = jnp.broadcast_to(flat, (data.clients, flat.size))
-    if program.part.personal:
-        spots = jax.vmap(lambda own: ravel_pytree(own)[0])(moving)
-    start = start_of(flat)
+    term = program.flat(unravel, fixed)
+    samples, personal = program.part.samples, program.part.personal
+    spots = jax.vmap(lambda own: ravel_pytree(own)[0])(moving) if personal else None
+    start, tile = start_of(flat), at_once(term, data, samples, flat)
+    block = block_of(data, samples, tile, 2 * program.steps * flat.nbytes)
+    noisy = at_once(term, data, samples, flat, bytes_each=flat.nbytes)
+
+    def f(client: Client, z: Array) -> Any:
+        return mean_of(client, term, z, part=samples, tile=tile)
+
+    def each_client(function: Function, block: int | None = block) -> Any:
+        if spots is None:
+            return data.each_client(lambda client: function(client, flat), block=block)
+        return data.each_client(function, spots, block=block)
 
     def product(client: Client, z: Array, v: Array) -> Array:
         return jax.jvp(jax.grad(lambda z: f(client, z)), (z,), (v,))[1]
 
-    def mean(v: Array) -> Array:
-        return shares @ data.each_client(lambda client, z: product(client, z, v), spots)
-
     def at(z: Array) -> Any:
-        return shares @ data.each_client(f, spots + (z - flat))
+        if spots is None:
+            return mean_over(data, program.weights, term, z, part=samples)
+        return mean_over(data, program.weights, term, part=samples, each=spots + (z - flat))
 
-    each = data.each_client(
-        lambda c, z: lanczos(partial(product, c, z), start, program.steps, CLOSE)[:2], spots
-    )
+    def mean(v: Array) -> Array:
+        return jax.jvp(jax.grad(at), (flat,), (v,))[1]
+
+    def deviation(row: Integer) -> Any:
+        client, z = data.client(row), flat if spots is None else spots[row]
+        return lanczos(lambda v: product(client, z, v) - mean(v), start, min(program.steps, FEW))[:2]
+
+    each = each_client(lambda c, z: lanczos(partial(product, c, z), start, program.steps, CLOSE)[:2])
     common = lanczos(mean, start, program.steps, CLOSE)[:2]
-    few = min(program.steps, FEW)
-    apart = data.each_client(
-        lambda c, z: lanczos(lambda v: product(c, z, v) - mean(v), start, few)[:2], spots
-    )
-    slopes = data.each_client(lambda client, z: jax.grad(lambda z: f(client, z))(z), spots)
+    rows = jnp.arange(data.clients)
+    if data.clients > UNLIKE:
+        typical = mean(start)
+        rows = jax.lax.top_k(each_client(lambda c, z: _square(product(c, z, start) - typical)), UNLIKE)[1]
+    apart = jax.lax.map(deviation, rows)
+    slope = jax.grad(at)(flat)
+    unlike = each_client(lambda client, z: _square(jax.grad(partial(f, client))(z) - slope))
     lines, widths = _short_lines(flat)
     along = jax.lax.map(lambda d: jax.lax.map(lambda t: at(flat + t * d), widths), lines)
-    slope = shares @ slopes
     size = jnp.linalg.norm(slope)
     bend = jnp.linalg.norm(mean(slope)) / jnp.where(size > 0, size, 1)
     unit = _unit(size, bend, jnp.linalg.norm(flat))
     down = slope / jnp.where(size > 0, size, 1)
     ahead = jax.lax.map(lambda t: at(flat - t * unit * down), jnp.asarray(DOWN))
-    noise = data.each_client(partial(program.noise, unravel, fixed), spots)
-    return _Found(data.each_client(f, spots), slopes, each, common, apart, noise, along, ahead, unit)
+    noise = each_client(partial(_noise, term, samples, noisy), block_of(data, samples, noisy, flat.nbytes))
+    return _Found(at(flat), slope, unlike, each, common, apart, noise, along, ahead, unit)
+
+
+def _square(v: Array) -> Array:
+    return (v**2).sum()
 
 
 @partial(jit, static_argnums=(0, 1, 2, 3))
@@ -522,13 +559,9 @@ def _coupled(
 
     def slope(x: PyTree) -> PyTree:
         if local:
-
-            def slope_of(client: Client, y: PyTree) -> PyTree:
-                return jax.grad(lambda y: client.train.full_mean(part.function).silent(x, y))(y)
-
             roots = jnp.sqrt(data.shares(weights))
-            return jax.vmap(tree.scale)(roots, data.each_client(slope_of, y))
-        return jax.grad(lambda y: data.mean(part.function, x, y, shares=data.shares(weights)))(y)
+            return jax.grad(lambda y: roots @ client_means(data, part.function, x, each=y))(y)
+        return jax.grad(lambda y: mean_over(data, weights, part.function, x, y))(y)
 
     def square(v: Array) -> Array:
         mixed = jax.jvp(slope, (x,), (unravel(v),))[1]

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from fedstrata.advice.blocks import client_means
 from fedstrata.advice.certify import case_of, certify
 from fedstrata.advice.feasible import outside, projection
 from fedstrata.advice.lower import NotCertifiable, natural_residual
@@ -291,7 +292,7 @@ def _(problem: WorstClient, case: Case) -> Numbers:
     """The numbers of the clients' losses with the worst weights."""
 
     def losses(x: PyTree, data: Placed) -> Any:
-        return data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))
+        return client_means(data, problem.loss, x)
 
     found = _saddle(case, lambda x, y, data: y @ losses(x, data), optax.projections.projection_simplex)
     return {**found, "objective": float(jnp.max(jit(losses)(case.x, case.data)))}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedstrata.advice.constants import operations
 from fedstrata.advice.recommend import conditions
 from fedstrata.core.method import Method
 from fedstrata.problems.measured import NoRule
@@ -15,7 +16,7 @@ from fedstrata.solving.endings import NO_STEPS
 from fedstrata.solving.result import Result
 
 TOO_LONG = 1.5
-MOST_SAMPLES = 100_000  # that are worth measuring for a message
+MOST = 2e11  # operations that a message is worth: seconds on two cores
 
 
 def at_fault(result: Result) -> str:
@@ -23,7 +24,7 @@ def at_fault(result: Result) -> str:
     method, data = result.known_method, result.data
     if method is None or result.problem is None or result.start is None:
         return ""
-    if data is None or data.source is not None or data.sizes.sum() > MOST_SAMPLES:
+    if data is None or data.source is not None or operations(result.problem, data, *result.start) > MOST:
         return ""
     try:
         part = 1.0 if result.participation is None else result.participation

@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 
+from fedstrata.advice.blocks import at_once, client_means
 from fedstrata.advice.feasible import projection
 from fedstrata.advice.lower import NotCertifiable, Pooled, Solved, hypergradient, kept, solve_lower, spectrum
 from fedstrata.core import tree
@@ -90,12 +91,13 @@ def mean_over(
     if part == "server":
         return Term.of(function).over(opened(data.server), None, *args)
     if each is None and part != "client":
-        return data.mean(function, *args, shares=data.shares(weights), part=part)
+        tile = at_once(function, data, part, *args)
+        return data.mean(function, *args, shares=data.shares(weights), part=part, tile=tile)
+    if part != "client":
+        return data.shares(weights) @ client_means(data, function, *args, part=part, each=each)
 
     def value(client: Client, *rest: PyTree) -> Any:
-        if part == "client":
-            return function(*args, *rest, client)
-        return getattr(client, part).full_mean(function).silent(*args, *rest)
+        return function(*args, *rest, client)
 
     return data.shares(weights) @ data.each_client(value, *(() if each is None else (each,)))
 
@@ -211,7 +213,8 @@ def _risk(problem: DRO, case: Case) -> Objective:
 def _of_risk(problem: DRO, weights: Weights) -> Evaluate:
     def F(x: PyTree, data: Placed) -> tuple[Any, Any]:
         shares = data.sample_shares(data.shares(weights))
-        losses = Term.of(problem.loss).each(data.train, x)
+        tile = at_once(problem.loss, data, "train", x)
+        losses = Term.of(problem.loss).each(data.train, x, at_once=tile)
         fixed = jax.lax.stop_gradient(losses)
         density = problem.risk.density(fixed, problem.risk.dual(fixed, shares))
         return shares @ (density * losses), problem.risk.value(fixed, shares)
@@ -230,7 +233,7 @@ def _of_clients(problem: WorstClient | RiskOfClients, weights: Weights) -> Evalu
     """The largest of the clients' losses, or a risk of them."""
 
     def F(x: PyTree, data: Placed) -> Any:
-        losses = data.each_client(lambda client: client.train.full_mean(problem.loss).silent(x))
+        losses = client_means(data, problem.loss, x)
         return problem.risk(jnp.asarray(losses), jnp.asarray(data.shares(weights)))
 
     return _differentiated(F, not problem.without_derivatives)
@@ -312,11 +315,8 @@ def _common(problem: Problem, lower: Level, weights: Weights) -> Pooled:
 def _personal(problem: Problem, lower: Level, weights: Weights) -> Pooled:
     """Every client has its own lower level; y has a leading client axis."""
 
-    def client_mean(client: Client, x: PyTree, y: PyTree) -> Any:
-        return getattr(client, lower.samples).full_mean(lower).silent(*lower.args(x, y))
-
     def each(x: PyTree, y: PyTree, data: Placed) -> PyTree:
-        return data.each_client(lambda client, y: client_mean(client, x, y), y)
+        return client_means(data, lower, *lower.args(x, y)[:-1], part=lower.samples, each=y)
 
     def potential(x: PyTree, y: PyTree, data: Placed) -> PyTree:
         return each(x, y, data).sum()

@@ -163,21 +163,27 @@ class Term:
         """The function at a sample (or batch), of its other arguments."""
         return self.function if self.reads == "nothing" else lambda *args: self(*args, sample)
 
-    def each(self, samples: PyTree, *args: PyTree) -> Any:
-        """The values at stacked samples."""
+    def each(self, samples: PyTree, *args: PyTree, at_once: int | None = None) -> Any:
+        """The values at stacked samples, of which so many are evaluated at once, also by derivatives."""
         if self.reads == "batch":
             raise TypeError(f"{self!r} returns one value for a whole batch, where every sample's is needed.")
         samples = _one_key_each(samples) if self.draws else unseeded(samples)
         if (own := getattr(self.function, "each_sample", None)) is not None:  # it has a way of its own
             return own(samples, *args)
         at_one = in_precision(lambda sample: self.function(*args, sample))
-        return jax.lax.map(at_one, samples) if one_by_one.get() else jax.vmap(at_one)(samples)
+        if one_by_one.get():
+            return jax.lax.map(at_one, samples)
+        if at_once is None or at_once >= jax.tree.leaves(samples)[0].shape[0]:
+            return jax.vmap(at_one)(samples)
+        return jax.lax.map(jax.checkpoint(at_one), samples, batch_size=at_once)
 
-    def over(self, samples: PyTree, weights: jax.Array | None, *args: PyTree) -> Any:
-        """The mean over stacked samples, whose weights sum to one; None is equal weights."""
+    def over(
+        self, samples: PyTree, weights: jax.Array | None, *args: PyTree, at_once: int | None = None
+    ) -> Any:
+        """The mean over stacked samples, whose weights sum to one; None is equal weights. See `each`."""
         if self.reads == "batch":
             return in_precision(self)(*args, samples)
-        values = self.each(samples, *args)
+        values = self.each(samples, *args, at_once=at_once)
         if self.mean is not None:
             return self.mean(values, equal_weights(samples) if weights is None else weights)
         if weights is None:

@@ -223,11 +223,16 @@ class Placed:
         sizes = self.sizes.astype(jnp.result_type(float))
         return sizes / sizes.sum()
 
-    def each_client(self, function: Function, *own: PyTree) -> PyTree:
-        """``function(client, *its slices of own)`` of every client, stacked."""
-        return jax.vmap(lambda index, *own: function(self.client(index), *own))(
-            jnp.arange(self.clients), *own
-        )
+    def each_client(self, function: Function, *own: PyTree, block: int | None = None) -> PyTree:
+        """``function(client, *its slices of own)`` of every client, stacked; so many at once, or all."""
+        one = jax.vmap(lambda index, *own: function(self.client(index), *own))
+        if block is None or block >= self.clients:
+            return one(jnp.arange(self.clients), *own)
+        blocks = -(-self.clients // block)
+        rows = jnp.minimum(jnp.arange(blocks * -(-self.clients // blocks)), self.clients - 1)  # equal blocks
+        split = jax.tree.map(lambda leaf: leaf[rows].reshape(blocks, -1, *leaf.shape[1:]), own)
+        found = jax.lax.map(lambda some: jax.checkpoint(one)(*some), (rows.reshape(blocks, -1), *split))
+        return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: self.clients], found)
 
     def distances(self, project: Projection, x: PyTree) -> Array:
         """How far x is from every client's set."""
@@ -235,7 +240,7 @@ class Placed:
 
     def sample_shares(self, shares: Array, part: str = "train") -> Array:
         """The weight of every sample of a part, given the clients' shares."""
-        of = self._part(part)
+        of = self.part(part)
         length, each = jax.tree.leaves(of.leaves)[0].shape[0], shares / of.sizes
         if of.rows > FEW:
             return jnp.repeat(each, of.sizes, total_repeat_length=length)
@@ -243,7 +248,8 @@ class Placed:
         member = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
         return jnp.where(member, each, 0).sum(1)  # compiles in a fraction of it
 
-    def _part(self, name: str) -> FlatSamples:
+    def part(self, name: str) -> FlatSamples:
+        """The training or, where there are any, the validation samples."""
         return self.training if name == "train" or self.validation is None else self.validation
 
     def mean(
@@ -264,7 +270,7 @@ class Placed:
             if term.mean is not None:
                 return term.mean(values, shares)
             return jax.tree.map(lambda v: jnp.tensordot(shares.astype(v.dtype), v, 1), values)
-        leaves, weights = self._part(part).leaves, self.sample_shares(shares, part)
+        leaves, weights = self.part(part).leaves, self.sample_shares(shares, part)
         length = weights.shape[0]
         tile = length if tile is None else min(tile, length)
 
@@ -279,6 +285,8 @@ class Placed:
         if term.mean is not None:  # such a mean needs every value
             found = [values_of(first, min(tile, length - first)) for first in range(0, length, tile)]
             return term.mean(jax.tree.map(lambda *v: jnp.concatenate(v), *found), weights)
+        if tile < length:  # a derivative, too, keeps the values of one tile at a time
+            summed = jax.checkpoint(summed, static_argnums=1)
         total = summed(0, tile)
         full, rest = divmod(length, tile)
         if full > 1:

@@ -18,6 +18,7 @@ from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.types import Array, Integer, PyTree
 from fedstrata.engines.engine import Engine, Lane
+from fedstrata.support.device import free_bytes
 from fedstrata.support.digest import Reader
 from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import compiling, remark, uncollected
@@ -34,12 +35,6 @@ DETERMINISTIC = {"xla_gpu_deterministic_ops": True, "xla_gpu_autotune_level": 0}
 
 class TooLarge(MemoryError):
     """A program needs more memory than is free on the device."""
-
-
-def free_bytes() -> int | None:
-    """The bytes that are free on the device, if it says so; CPUs do not."""
-    stats = jax.local_devices()[0].memory_stats()
-    return None if not stats else stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
 
 
 @dataclass(frozen=True)

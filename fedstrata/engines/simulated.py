@@ -37,13 +37,13 @@ from fedstrata.engines.programs import (
     WideCounts,
     add_counts,
     counts_of,
-    free_bytes,
     no_counts,
     program,
     settle,
     values_of,
 )
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round, secret_of
+from fedstrata.support.device import free_bytes
 from fedstrata.support.tracing import traced
 
 Found = TypeVar("Found")
