@@ -99,7 +99,10 @@ def test_methods_that_do_not_fit_are_refused():
 
 
 SMOOTH = Measured(2.0, 0.5, np.full(5, 3.0), np.full(5, 0.2), 1.0, 0.5, 0.3, 0.1, 0.0, 1.0, 1e-7, 1.0)
-NAMES = ("loss", "upper", "payoff", "objective", "lower", "client", "plain", "constraints", "secondary")
+NAMES = (
+    *("loss", "upper", "payoff", "objective", "lower", "client", "follower", "plain", "constraints"),
+    "secondary",
+)
 
 
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)

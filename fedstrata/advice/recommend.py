@@ -139,7 +139,8 @@ def conditions(
     x, y = start(problem, data, x0, y0)
     participants = participants_of(participation, data.clients)
     measured = constants(problem, data, x, y, weights=weights)
-    return Conditions(problem, measured, data.clients, participants, tree.dimension(x), rounds)
+    sizes = {"dimension": tree.dimension(x), "dimension_y": tree.dimension(y)}
+    return Conditions(problem, measured, data.clients, participants, rounds=rounds, **sizes)
 
 
 def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:

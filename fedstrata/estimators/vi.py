@@ -7,6 +7,11 @@ For a μ-strongly monotone, L-Lipschitz G, and κ = L/μ:
     projection      y ← P_Y(y − αG(y))                                  α = μ/L²: O(κ²) steps for each digit
     extragradient   ȳ ← P_Y(y − αG(y)),  y ← P_Y(y − αG(ȳ))             α < 1/L:  O(κ) steps, two G each
     accelerated     y⁺ ← P_Y(z − αG(z)),  z ← y⁺ + (t−1)/t⁺ (y⁺ − y)    α = 1/L:  O(√κ) steps
+    newton          y ← P_Y(y − R'(y)⁻¹R(y)),  R(y) = y − P_Y(y − αG(y))     a few steps for any κ
+
+Newton's method solves with the whole Jacobian of R: a step costs eight values and one for each entry of y. A
+step that does not reduce ‖R‖ by a tenth is one of extragradient instead, so that it converges from anywhere.
+G must have derivatives, and P_Y almost everywhere.
 
 The accelerated method restarts its sequence t if ⟨z − y⁺, y⁺ − y⟩ > 0 (O'Donoghue & Candès 2015), so it does
 not need μ. Its rate is that of convex optimisation: G must be a gradient (with a symmetric Jacobian), as in a
@@ -34,6 +39,7 @@ from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from fedstrata.core import tree
 from fedstrata.core.types import Integer, PyTree, Real
@@ -43,6 +49,11 @@ Map = Callable[[PyTree], PyTree]
 MAX_STEPS = 10_000
 POWER_STEPS = 4
 SAFETY = 0.7  # of the largest stable step size of extragradient
+ENOUGH = 0.9  # of the least residual so far: what a Newton step must reach
+LONGER, PARTS = (
+    (1.0, 1e2, 1e4),
+    (1.0, 0.3),
+)  # α of Newton's steps, in units of extragradient's, and their lengths
 FAILURES = 12  # failures after which the accelerated method drops its momentum
 
 
@@ -163,10 +174,62 @@ def accelerated(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> 
     return _solve(step, G, y, _cocoercivity, more, **options)
 
 
+def newton(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solution:
+    """Newton's method on the natural residual, with extragradient steps where it does not help.
+
+    With the α of extragradient steps, R does not see far which bounds are active. So Newton's direction is
+    tried for longer α too, and for a part of its length; the least residual, at α, counts.
+    """
+    begin, unravel = ravel_pytree(y)
+    ones = jnp.eye(begin.size, dtype=begin.dtype)
+
+    def onto(z: jax.Array) -> jax.Array:
+        return ravel_pytree(project(unravel(z)))[0]
+
+    def step(run: _Run, first: Real | None) -> _Run:
+        z, alpha = ravel_pytree(run.y)[0], run.alpha
+
+        def g(z: jax.Array) -> jax.Array:
+            return ravel_pytree(G(unravel(z)))[0]
+
+        def moved_at(z: jax.Array) -> jax.Array:
+            return _norm(z - onto(z - alpha * g(z)))
+
+        at_z, slope = g(z), jax.jacfwd(g)(z)
+
+        def trials(longer: jax.Array) -> jax.Array:
+            ahead = z - longer * alpha * at_z
+            jacobian = ones - jax.jacfwd(onto)(ahead) @ (ones - longer * alpha * slope)
+            direction = jnp.linalg.solve(jacobian, z - onto(ahead))
+            return jax.vmap(lambda part: onto(z - part * direction))(jnp.array(PARTS, z.dtype))
+
+        points = jax.vmap(trials)(jnp.array(LONGER, z.dtype)).reshape(-1, z.size)
+        each = jax.vmap(moved_at)(points)
+        each = jnp.where(jnp.isfinite(each), each, jnp.inf)
+        ahead, trial = each.min(), points[each.argmin()]
+        middle = onto(z - alpha * at_z)
+        moved = _norm(middle - z)
+        least = jnp.minimum(run.more, moved)
+        better = ahead <= jnp.maximum(ENOUGH * least, 4 * _epsilon(y) * _norm(z))
+        at_middle = g(middle)
+        if first is not None:
+            at_most = jnp.minimum(alpha, _lipschitz(middle - z, at_middle - at_z))
+            alpha = jnp.where(better, alpha, at_most).astype(alpha.dtype)
+        z = jnp.where(better, trial, onto(z - run.alpha * at_middle))
+        # R before the step: one more follows when it is small, which its rounding hides
+        unit = alpha / run.alpha
+        return _Run(unravel(z), run.k + 1, moved * unit, alpha, least * unit)
+
+    infinite = jnp.full((), jnp.inf, _dtype(y))
+    values = begin.size + len(LONGER) * len(PARTS) + 2
+    return _solve(step, G, y, _lipschitz, infinite, values_per_step=values, **options)
+
+
 SOLVERS: dict[str, Callable[..., Solution]] = {
     "projection": projection,
     "extragradient": extragradient,
     "accelerated": accelerated,
+    "newton": newton,
 }
 
 

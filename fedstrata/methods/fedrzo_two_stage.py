@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -64,10 +63,11 @@ from fedstrata.problems.classes import MPEC
 from fedstrata.problems.measured import Conditions, Practical
 
 WORST = 1e30  # stands for a residual that is not finite
+STIFF, DENSE = 100.0, 200  # the least condition number, and the most entries of y, for Newton's method
 LARGE = 0.1  # the relative residual that t_k steps should reach by the end
 Solver = Callable[[Function, Function, PyTree], PyTree]
 Lower = (
-    Literal["projection", "extragradient", "accelerated", "solution"]
+    Literal["projection", "extragradient", "accelerated", "newton", "solution"]
     | Annotated[Solver, "a function (G, project, y) -> y"]
 )
 
@@ -110,8 +110,9 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         eta: the smoothing radius η.
         H: local steps per round.
         lower: ``"extragradient"`` (for any monotone G); ``"projection"`` (the paper's, for a strongly
-            monotone G); ``"accelerated"`` (for a potential game); ``"solution"`` (the problem's closed form);
-            or a function ``(G, project, y) -> y``.
+            monotone G); ``"accelerated"`` (for a potential game); ``"newton"`` (for any condition number, if
+            G has derivatives and y is small); ``"solution"`` (the problem's closed form); or a function
+            ``(G, project, y) -> y``.
         alpha: the solver's step size α; None chooses one.
         tau: the factor τ in t_k = ⌈τ ln(k+1)⌉ solver steps; None stops by ``tol``.
         pace: t_k = ⌈τ ln(pace·k + 1)⌉; with m clients, ``pace=m`` lets k count the steps of all clients.
@@ -203,6 +204,11 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         super().check(problem, clients)
         if self.lower == "solution" and problem.solution is None:
             raise ValueError("FedRZOTwoStage: lower='solution' needs MPEC(…, solution=…).")
+        if self.lower == "newton" and "follower" in problem.without_derivatives:
+            raise ValueError(
+                "FedRZOTwoStage: lower='newton' needs derivatives of the followers' map, which has values "
+                "only. Give lower='extragradient'."
+            )
 
     @property
     def given(self) -> bool:
@@ -216,8 +222,15 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """By `fedstrata.methods._shared.zeroth` on F(x) = f(x, y(x)), at equilibria of all samples."""
-        options, rate, reasons, fades = by_values(at, at.F, own=True)
+        """By `fedstrata.methods._shared.zeroth` on F(x) = f(x, y(x)), at equilibria of all samples.
+
+        Newton's method finds them if extragradient steps would be many, and y is not large.
+        """
+        kappa = at["follower"].condition
+        options, rate, reasons, fades = by_values(at, at.F, own=True, condition=kappa)
+        if kappa > STIFF and at.dimension_y <= DENSE and "follower" not in at.problem.without_derivatives:
+            options |= {"lower": "newton"}
+            reasons = (*reasons, f"Newton's method for followers of condition {kappa:.2g}")
         return Practical(cls(batch_size=None, **options), rate, reasons, fades)
 
     def init(self, problem: MPEC, x0: PyTree, y0: PyTree) -> State:
@@ -310,15 +323,45 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
 
             y = only_real(everywhere(given_response)(x, start, samples), zero)
             return only_real(y, start), 0, measured(y)
-        # the same probe at every point and sample, so that their number does not matter
-        probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
-        solver = partial(vi.SOLVERS[lower], G, project, begin, probe=only_real(probe, zero))  # type: ignore[index]
+        options: vi.Options = {"alpha": self.alpha, "tol": self.tol, "max_steps": self.max_steps}
         if self.tau is not None:
-            steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
-            solved = solver(alpha=self.alpha, steps=steps)
+            k_steps = jnp.ceil(self.tau * jnp.log1p(self.pace * jnp.asarray(k, float))).astype(jnp.int32)
+            options = {"alpha": self.alpha, "steps": k_steps}
+        if lower == "newton":
+            solved = self.one_by_one(problem, x, begin, samples, real, scale, options)
+        else:
+            # the same probe at every point and sample, so that their number does not matter
+            probe = jax.tree.map(lambda leaf: jnp.broadcast_to(vi.uneven(leaf[0, 0]), leaf.shape), start)
+            solver = vi.SOLVERS[lower]  # type: ignore[index]
+            solved = solver(G, project, begin, **{**options, "probe": only_real(probe, zero), "scale": scale})
+        if self.tau is not None:
             return only_real(solved.y, start), solved.values, measured(solved.y)
-        solved = solver(alpha=self.alpha, tol=self.tol, max_steps=self.max_steps, scale=scale)
         return only_real(solved.y, start), solved.values + 1, self.judged(solved.residual, scale)
+
+    def one_by_one(
+        self,
+        problem: MPEC,
+        x: PyTree,
+        start: PyTree,
+        samples: PyTree,
+        real: Array,
+        scale: Array,
+        options: vi.Options,
+    ) -> vi.Solution:
+        """Newton's method for each inequality by itself, whose Jacobian is that of its own y alone."""
+        share = scale / jnp.sqrt(jnp.maximum(real.sum(), 1) * len(jax.tree.leaves(x)[0]))
+        options = {**options, "scale": share}
+
+        def one(x: PyTree, y: PyTree, sample: PyTree, real: Array) -> vi.Solution:
+            def G(y: PyTree) -> PyTree:
+                return tree.scale(real, problem.follower(x, y, sample))
+
+            return vi.newton(G, lambda y: problem.project_y(y, x, sample), y, **options)
+
+        every = jax.vmap(jax.vmap(one, in_axes=(None, 0, 0, 0)), in_axes=(0, 0, None, None))
+        found = every(x, start, samples, real.astype(scale.dtype))
+        residual = jnp.sqrt(jnp.sum(found.residual**2 * real))
+        return found._replace(values=found.values.max(), residual=residual)
 
     def judged(self, residual: Array, scale: Array, small: Real = 0.0) -> Array:
         """The residual relative to ``scale``, and whether it exceeds both the tolerance and ``small``."""

@@ -141,6 +141,7 @@ class Conditions:
         dimension: the number of entries of x.
         rounds: the horizon of decreasing step sizes.
         slower: the factor by which step sizes are shorter than the constants allow.
+        dimension_y: the number of entries of y; 0 without y.
     """
 
     problem: Any
@@ -150,6 +151,7 @@ class Conditions:
     dimension: int
     rounds: int
     slower: float = 1.0
+    dimension_y: int = 0
 
     def __getitem__(self, name: str) -> Measured:
         """The constants of one function."""

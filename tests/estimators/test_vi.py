@@ -34,7 +34,7 @@ def box(y):
 
 
 def rule(name: str, mu: float, L: float) -> float:
-    return {"projection": mu / L**2, "extragradient": 0.7 / L, "accelerated": 1 / L}[name]
+    return {"projection": mu / L**2, "extragradient": 0.7 / L, "accelerated": 1 / L, "newton": 0.7 / L}[name]
 
 
 @pytest.mark.parametrize("own_step", [True, False], ids=["alpha-found", "alpha-given"])
@@ -54,6 +54,16 @@ def test_a_game_without_potential(x64, name):
     G, solution, *_ = affine(5.0, skew=True)
     found = vi.SOLVERS[name](G, box, jnp.zeros(N), tol=1e-12, max_steps=100_000)
     np.testing.assert_allclose(found.y, solution, atol=1e-8)
+
+
+@pytest.mark.parametrize("kappa", [10.0, 1e4])
+def test_newton_s_steps_do_not_depend_on_the_condition(x64, kappa):
+    """Neither with symmetry nor without it, at the bounds too."""
+    for skew in (False, True):
+        G, solution, *_ = affine(kappa, skew)
+        found = vi.newton(G, box, jnp.zeros(N), tol=1e-12)
+        np.testing.assert_allclose(found.y, solution, atol=1e-8)
+        assert int(found.steps) < 12
 
 
 @pytest.mark.slow

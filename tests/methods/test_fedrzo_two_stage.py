@@ -110,7 +110,10 @@ def game():
     "lower",
     [
         "projection",
-        *(pytest.param(s, marks=pytest.mark.slow) for s in ("solution", "extragradient", "accelerated")),
+        *(
+            pytest.param(s, marks=pytest.mark.slow)
+            for s in ("solution", "extragradient", "accelerated", "newton")
+        ),
     ],
 )
 def test_every_solver(game, lower):
@@ -254,7 +257,7 @@ def test_sets_of_followers_may_move_with_x_and_sample():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"lower": "newton"}, "'projection', 'extragradient', 'accelerated', 'solution' or a function"),
+        ({"lower": "secant"}, "'projection', 'extragradient', 'accelerated', 'newton', 'solution' or a"),
         ({"messages": "letters"}, "'vectors' or 'scalars'"),
         ({"messages": "scalars"}, "a set of x"),
         ({"directions": 2, "orthogonal": True}, "as many dimensions"),
@@ -311,7 +314,7 @@ def test_from_theory_reaches_the_accuracy_it_promises(x64):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "lower",
-    ["accelerated", "projection", "extragradient"],
+    ["accelerated", "projection", "extragradient", "newton"],
 )
 def test_what_fills_up_a_clients_arrays_changes_nothing(lower, x64):
     """Equilibria are solved side by side with one step size and one stop: of the real samples alone."""
@@ -339,6 +342,21 @@ def spiral(k, lower, **options):
         0.5, 0.1, batch_size=None, two_sided=True, directions=2, orthogonal=True, **lower
     )
     return fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), progress=False, **options)
+
+
+@pytest.mark.slow
+def test_newton_solves_followers_of_any_condition(x64):
+    """Of κ = 10⁴, where extragradient steps need as many; F = ½ mean ‖y − 1‖², y_i = A⁻¹(x + c_i)."""
+    turn = np.array([[0.8, -0.6], [0.6, 0.8]])
+    A = turn @ np.diag([1.0, 1e4]) @ turn.T + np.array([[0.0, 0.5], [-0.5, 0.0]])
+    problem = fs.MPEC(lambda x, y, s: 0.5 * ((A @ y - 1) ** 2).sum(), lambda x, y, s: A @ y - x - s["c"])
+    data = fs.FederatedData.from_clients([{"c": np.zeros((2, 2))}, {"c": np.ones((1, 2))}])
+    method = fs.FedRZOTwoStage(
+        0.5, 0.1, batch_size=None, two_sided=True, directions=2, orthogonal=True, lower="newton", tol=1e-10
+    )
+    result = fs.solve(problem, method, data, np.zeros(2), y0=np.zeros(2), rounds=40, progress=False)
+    np.testing.assert_allclose(result.x, 0.5, rtol=1e-6)  # 1 − mean c
+    assert result.history["lower_residual"][-1] < 1e-9
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 b = min(n, 32) orthogonal directions, on both sides:  E‖g‖² = (n/b) ‖∇F^η‖²,  with b = n it is ∇F^η itself
 separate directions, p participants  γ = 1/(L (1 + (n/b − 1)/p))
 shared directions                    γ = 1/(L n/b)
-η ≥ ε_f √n/(10⁻³ ‖∇F‖), below which differences are lost in the rounding ε_f of F
+η ≥ ε_f √n/(10⁻³ ‖∇F‖), below which differences are lost in the rounding ε_f of F; at y(x) of a condition
+number κ it is κ ε_f, for which η grows to a tenth of the distance to go
 on a set the pull (x − P(x))/η has curvature 1/η, and x ends about η ‖∇F‖ outside
 """
 
@@ -18,6 +19,7 @@ from fedstrata.problems.measured import Conditions, Measured
 
 MOST = 32  # directions per step, at most
 WIDE = 1e-2  # η, relative to the distance to go
+WIDEST = 0.1  # η for the rounding of y, relative to the distance to go
 ACCURATE = 1e-3  # the error that rounding may leave, relative to the first gradient
 OUTSIDE = 5e-3  # the distance from a set, relative to the distance to go
 NARROWS = 1e-3  # the last η at kinks, relative to the first
@@ -44,18 +46,20 @@ def value_doubts(at: Conditions) -> tuple[str, ...]:
     return () if at.problem.without_derivatives else ("methods that use gradients of the loss are faster",)
 
 
-def by_values(at: Conditions, F: Measured, *, own: bool) -> Choice:
+def by_values(at: Conditions, F: Measured, *, own: bool, condition: float = 1.0) -> Choice:
     """The step size, radius and directions for a function F of which only values are used.
 
     Args:
         at: the problem's constants.
         F: the constants of the function to minimise.
         own: whether each client draws its own directions.
+        condition: the condition number of what y(x) solves, which multiplies rounding.
     """
     n, way = at.dimension, max(F.reach, at.constants.scale_x * np.sqrt(at.dimension)) or 1.0
     b = min(n, MOST)
     growth = 1 + (n / b - 1) / at.participants if own else n / b
     rounding = F.rounding * np.sqrt(n) / (ACCURATE * F.gradient) if F.gradient > 0 else 0.0
+    rounding = max(rounding, min(rounding * condition, WIDEST * way)) if condition < np.inf else rounding
     eta: Any = max(WIDE * way, rounding)
     options: dict[str, Any] = {"directions": b, "orthogonal": True, "two_sided": True}
     reasons = [f"{b} orthogonal directions per step, two-sided; eta from the distance to go and rounding"]
