@@ -294,8 +294,11 @@ def _(problem: WorstClient, case: Case) -> Numbers:
     def losses(x: PyTree, data: Placed) -> Any:
         return client_means(data, problem.loss, x)
 
-    found = _saddle(case, lambda x, y, data: y @ losses(x, data), optax.projections.projection_simplex)
-    return {**found, "objective": float(jnp.max(jit(losses)(case.x, case.data)))}
+    def mixed(x: PyTree, y: PyTree, data: Placed) -> Any:
+        return problem.mixed(y, jnp.asarray(losses(x, data)))
+
+    found = _saddle(case, mixed, optax.projections.projection_simplex)
+    return {**found, "objective": float(problem.risk(jit(losses)(case.x, case.data)))}
 
 
 def _saddle(case: Case, payoff: Callable[..., Any], onto: Callable[[PyTree], PyTree]) -> Numbers:

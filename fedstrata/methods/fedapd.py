@@ -1,9 +1,9 @@
 """FedAPD: an accelerated primal–dual method for the worst client, with drift corrected in local steps.
 
-    min_x max_{λ ∈ Δ}  Σ_i λ_i E f_i(x, ξ)
+    min_x max_{λ ∈ Δ}  Σ_i λ_i E f_i(x, ξ) − ρ/2 mean_i (mλ_i − 1)²
 
     1  client i: send F_i ← f_i(x, ξ)
-    2  server: λ⁺ ← P_Δ(λ + η_λ ((1 + θ) F − θ F⁻)),   F⁻ the losses of the round before
+    2  server: λ⁺ ← P_Δ((λ + η_λ ((1 + θ) F − θ F⁻))/(1 + η_λ ρ m)),   F⁻ the losses of the round before
     3  client i: send c_i ← ∇f_i(x, ξ);   server: c ← Σ_i λ⁺_i c_i
     4  client i, J times from u = x: draw ξ;  u ← u − γ (∇f_i(u, ξ) − ∇f_i(x, ξ) + c)
     5  server: x ← x + η_g Σ_i λ⁺_i (u_i − x),   λ ← λ⁺
@@ -15,9 +15,9 @@ still for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J
 local step is −γ c.
 
 This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which the abstract and public reviews that quote
-its algorithms were available. They have line 1 with all samples, line 2 with a regulariser ψ of λ and other
-sets, line 3, line 4 with c_i of line 3 in place of ∇f_i(x, ξ), and line 5 with a step γ J η_g in all. Here
-ψ = 0, and line 4 has no noise of its own at u = x; on full batches that is the same.
+its algorithms were available. They have line 1 with all samples, line 2 with any regulariser ψ of λ and any
+set, in the experiments the χ² penalty, which is taken here, and Δ; line 3; line 4 with c_i of line 3 in place
+of ∇f_i(x, ξ); and line 5 with a step γ J η_g in all. On full batches both forms of line 4 are the same.
 λ is the result's ``y``. Reveals averages, and every client's loss. Needs gradients and values.
 """
 
@@ -33,7 +33,7 @@ from fedstrata.core import tree
 from fedstrata.core.client import Client
 from fedstrata.core.counting import loop
 from fedstrata.core.fed import Fed
-from fedstrata.core.method import BatchSize, Count, Positive, Unit, method
+from fedstrata.core.method import BatchSize, Count, NonNegative, Positive, Unit, method
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.gradients import gradient
 from fedstrata.methods._shared.agnostic import Agnostic
@@ -42,6 +42,7 @@ from fedstrata.methods._shared.rules import largest, spread_of_losses
 from fedstrata.methods._shared.schedules import back, fading, rising
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
+from fedstrata.problems.of_clients import WorstClient
 
 
 class State(NamedTuple):
@@ -64,6 +65,7 @@ class FedAPD(Agnostic[State]):
         J: local steps per round.
         eta_g: the server's step size; 1 takes the mean.
         batch_size: the minibatch size; None uses all of a client's samples.
+        rho: the weight of the χ² penalty of λ: 0 is the worst client, a large one the mean.
     """
 
     gamma: Positive  # γ
@@ -72,6 +74,7 @@ class FedAPD(Agnostic[State]):
     J: Count = 1
     eta_g: Positive = 1.0  # η_g
     batch_size: BatchSize = None
+    rho: NonNegative = 0.0  # ρ
 
     needs = "gradients"
     full_participation = "every client's loss moves its weight."
@@ -122,6 +125,9 @@ class FedAPD(Agnostic[State]):
         rate = max(its.mu, 0.0) / L / 20  # a guess, as the weights' pace is not measured
         return Practical(cls(0.5 * its.within(L), L / spread), rate, (why,), cost=2.0)
 
+    def judged_as(self, problem: Minimization) -> WorstClient:
+        return WorstClient(problem.loss, problem.project, rho=self.at(0).rho)
+
     def init(self, problem: Minimization, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, jnp.zeros_like(y0), jnp.ones((), bool))
 
@@ -141,7 +147,8 @@ class FedAPD(Agnostic[State]):
         losses = jnp.asarray(fed.gather(self.loss, key_loss, state.x))
         before = jnp.where(state.first, losses, state.losses)
         ahead = losses + self.theta * (losses - before)
-        weights = optax.projections.projection_simplex(state.y + self.eta_lam * ahead)  # line 2
+        shrink = 1 + self.eta_lam * self.rho * fed.clients
+        weights = optax.projections.projection_simplex((state.y + self.eta_lam * ahead) / shrink)  # line 2
         c = fed.average(self.slope, key_slope, state.x, weights=weights)
         if self.J == 1:
             moved = tree.scale(-self.gamma, c)

@@ -23,11 +23,23 @@ from fedstrata.problems.classes import Bilevel, Minimization
 
 @dataclass(frozen=True)
 class WorstClient(Minimization):
-    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses instead of their mean."""
+    """``min_x max_i E f_i(x, ξ)``: the largest of the clients' losses instead of their mean.
 
-    def risk(self, losses: Array, shares: Array) -> Array:
-        """The largest of all clients' losses."""
-        return jnp.max(losses)
+    Attributes:
+        rho: ρ of ``max_λ Σ λ_i f_i − ρ/2 mean((mλ − 1)²)`` over mixtures λ of m clients; 0 is the largest.
+    """
+
+    rho: Any = 0.0
+
+    def mixed(self, weights: Array, losses: Array) -> Array:
+        """The mixture of the losses, less the penalty of its weights."""
+        return weights @ losses - self.rho / 2 * ((len(weights) * weights - 1) ** 2).mean()
+
+    def risk(self, losses: Array, shares: Array | None = None) -> Array:
+        """The largest mixture of all clients' losses."""
+        if not self.rho:
+            return jnp.max(losses)
+        return risks.Chi2Penalty(self.rho).value(losses)
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,22 @@ def test_the_theorem_keeps_its_bound():
         assert ((solve(method, rounds).x - best) ** 2).sum() <= bound
 
 
+@pytest.mark.slow
+def test_a_penalised_mixture():
+    """The weights fill up to a level: λ_i = ((F_i − η)/(ρ m))₊, and their mixture of the slopes vanishes."""
+    rho, L = 0.3, np.linalg.eigvalsh(H).max()
+    found = solve(fs.FedAPD(0.3 / L, 0.1, rho=rho), 500)
+    F, weights = losses(np.asarray(found.x)), np.asarray(found.y)
+    level = optimize.brentq(lambda eta: np.maximum(F - eta, 0).sum() / (rho * M) - 1, F.min() - 9, F.max())
+    np.testing.assert_allclose(weights, np.maximum(F - level, 0) / (rho * M), atol=1e-4)
+    np.testing.assert_allclose(weights @ (H @ found.x - SLOPE), 0, atol=1e-4)
+    value = float(weights @ F) - rho / 2 * ((M * weights - 1) ** 2).mean()
+    assert fs.diagnose(found).objective == pytest.approx(value, rel=1e-4)
+    assert fs.certify(found).solved
+    mean = np.linalg.solve(H.mean(0), SLOPE.mean(0))
+    np.testing.assert_allclose(solve(fs.FedAPD(0.3 / L, 0.1, rho=1e5), 500).x, mean, atol=1e-3)
+
+
 def test_its_rule_is_certified():
     method = fs.plan(PROBLEM, DATA, np.zeros(N), method="FedAPD").method
     assert fs.certify(solve(method, 500)).solved

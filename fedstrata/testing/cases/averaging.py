@@ -40,7 +40,7 @@ CASES = [
     case("fedmspp", fs.FedMSPP(eta=0.5, gamma=0.1, H=3, batch_size=2)),
     case("qfedavg", fs.QFedAvg(gamma=0.1, q=2.0, H=2, batch_size=2)),
     case("drfa", fs.DRFA(gamma=0.1, eta_lam=0.1, tau=3, batch_size=2)),
-    case("fedapd", fs.FedAPD(gamma=0.1, eta_lam=0.1, J=2, batch_size=2), participation=None),
+    case("fedapd", fs.FedAPD(gamma=0.1, eta_lam=0.1, J=2, batch_size=2, rho=0.2), participation=None),
     case("fedgdro", fs.FedGDRO(gamma=0.1, level=0.5, eta=0.5, beta=0.5, I=2, batch_size=2)),
     case("fedgdro-cvar", fs.FedGDRO(gamma=0.1, level=0.4, risk="cvar", eta=0.1)),
     case("ditto", fs.Ditto(gamma=0.1, eta=0.1, lam=0.5, H=np.array([0, 1, 2, 3, 1]), s=2, batch_size=2)),
