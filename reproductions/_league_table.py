@@ -23,6 +23,7 @@ from fedstrata.advice.compare import Played, pairs_of
 from fedstrata.core.method import METHODS
 from fedstrata.core.problem import Problem
 from fedstrata.lab.report import RunRecord
+from fedstrata.lab.report.contest import markdown_table as markdown
 from reproductions._league_problems import LIKE
 
 TARGET = 1e-4  # of the start's excess: what a certificate calls solved
@@ -196,11 +197,6 @@ def words(run: RunRecord) -> str:
     if run.verdict != "no rule":
         return run.verdict
     return str(run.certificate["advice"]).replace("|", "\\|")[:160]
-
-
-def markdown(rows: Rows) -> str:
-    """A table."""
-    return "\n".join(["| " + " | ".join(row) + " |" for row in [rows[0], ("---",) * len(rows[0]), *rows[1:]]])
 
 
 def findings(runs: Sequence[RunRecord]) -> str:

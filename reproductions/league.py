@@ -27,7 +27,7 @@ import numpy as np
 
 import fedstrata as fs
 from fedstrata.advice.certify import judge
-from fedstrata.advice.compare import SEARCH
+from fedstrata.advice.compare import SEARCH, output_of
 from fedstrata.advice.league import kind
 from fedstrata.advice.lower import NotCertifiable
 from fedstrata.advice.objectives import Case as Judged
@@ -37,7 +37,6 @@ from fedstrata.advice.score import score_of
 from fedstrata.advice.tune import tune
 from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
-from fedstrata.core.types import PyTree
 from fedstrata.lab.experiments.base import Experiment, Setting
 from fedstrata.lab.report import Column, PlotSpec, RunRecord, TableSpec
 from fedstrata.lab.report.records import read_runs
@@ -152,7 +151,7 @@ def play(problem: str, name: str, steps: str, instance: int, exchanges: int) -> 
     points: dict[int, float] = {0: at.start}
 
     def look(now: Progressed) -> None:
-        points[now.round] = at.score(*seen(method, now.state))
+        points[now.round] = at.score(*output_of(method, now.state))
 
     every = max(1, rounds // POINTS)
     result = quietly(case, method, rounds, seed=instance, eval_every=every, callbacks=[look])
@@ -169,14 +168,6 @@ def play(problem: str, name: str, steps: str, instance: int, exchanges: int) -> 
     if result.status != "diverged":
         _ = result.certificate
     return RunRecord.of(result, name, seed=instance, setting=coordinates)
-
-
-def seen(method: Method, state: Any) -> tuple[PyTree, PyTree]:
-    """X, and y where the server has it."""
-    try:
-        return method.output(state, None)
-    except (AttributeError, TypeError):  # y is in the clients' memory
-        return state.x, None
 
 
 def out(name: str, setting: dict[str, str], instance: int, objective: str, why: str) -> RunRecord:

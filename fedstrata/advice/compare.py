@@ -364,7 +364,7 @@ def _traced(
     points: dict[int, list[tuple[int, float]]] = {lane: [] for lane in range(len(seeds))}
 
     def look(progressed: Progressed) -> None:
-        x, y = _output(method, progressed.state)
+        x, y = output_of(method, progressed.state)
         score = scores[id(per_seed[progressed.lane])]
         points[progressed.lane].append((progressed.round, score(x, y)))
 
@@ -391,7 +391,7 @@ def _traced(
     return _Traced(at, values, [float(curve[0]) for curve in values], best, results)
 
 
-def _output(method: Method, state: Any) -> tuple[PyTree, PyTree]:
+def output_of(method: Method, state: Any) -> tuple[PyTree, PyTree]:
     """X and, if the server has it, y."""
     try:
         return method.output(state, None)

@@ -101,18 +101,19 @@ class Risk:
         return jnp.zeros_like(q)
 
     def value(self, losses: Array, weights: Array | None = None) -> Array:
-        """R(ℓ)."""
+        """R(ℓ); of an additive risk at the dual's η, whose error has a second-order effect."""
         losses, weights = _sample(losses, weights)
-        q = self.density(losses, self.dual(losses, weights))
+        dual = self.dual(losses, weights)
+        if self.additive:
+            eta = threshold_of(dual)
+            return eta + _mean(self.excess(losses - eta), weights)
+        q = self.density(losses, dual)
         centre = _mean(losses, weights)  # mean(qℓ) = ℓ̄ + mean(q(ℓ − ℓ̄)), which is accurate for large ℓ̄
         return centre + _mean(q * (losses - centre) - self.penalty(q), weights)
 
-    def _at_threshold(self, losses: Array, weights: Array | None, excess: Callable[[Array], Array]) -> Array:
-        """``η + mean(excess(ℓ − η))`` at the dual's η; an error in η has a second-order effect."""
-        losses, weights = _sample(losses, weights)
-        dual = self.dual(losses, weights)
-        eta = threshold_of(dual)
-        return eta + _mean(excess(losses - eta), weights)
+    def excess(self, s: Array) -> Array:
+        """Of an additive risk, the function in ``risk = min_η η + mean(excess(ℓ − η))``."""
+        raise NotImplementedError
 
     def weights(self, losses: Array, weights: Array | None = None) -> Array:
         """The worst-case weights p of the samples; they sum to one."""
@@ -184,11 +185,7 @@ class Chi2Penalty(Chi2):
     def density(self, loss: Array, dual: Array) -> Array:
         return jax.nn.relu(1 + (loss - dual) / self.lam)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:
-        return self._at_threshold(losses, weights, self.excess)
-
     def excess(self, s: Array) -> Array:
-        """The function in ``risk = min_η η + mean(excess(ℓ − η))``."""
         return jax.nn.relu(s + self.lam) ** 2 / (2 * self.lam) - self.lam / 2
 
 
@@ -276,11 +273,7 @@ class CVaR(Risk):
         at = jnp.where(loss > dual.eta + margin, 1 / self.level, dual.more)
         return jnp.where(loss < dual.eta - margin, 0.0, at)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:
-        return self._at_threshold(losses, weights, self.excess)
-
     def excess(self, s: Array) -> Array:
-        """See `Chi2Penalty.excess`."""
         return jax.nn.relu(s) / self.level
 
 
@@ -310,11 +303,7 @@ class KLCVaR(Risk):
     def penalty(self, q: Array) -> Array:
         return self.lam * entropy(q)
 
-    def value(self, losses: Array, weights: Array | None = None) -> Array:
-        return self._at_threshold(losses, weights, self.excess)
-
     def excess(self, s: Array) -> Array:
-        """See `Chi2Penalty.excess`."""
         cut = jnp.minimum(s, self.lam * math.log(1 / self.level))
         return self.lam * jnp.expm1(cut / self.lam) + (s - cut) / self.level
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ def write_contest(found: Comparison, folder: str | os.PathLike[str], title: str,
     ]
     findings = (
         f"Every run spent {found.budget:g} {found.kind}. Excess is that of the certificate's F, relative to "
-        f"the start's; log₁₀ of it differs at the end by\n\n{_markdown(found._pair_rows())}\n"
+        f"the start's; log₁₀ of it differs at the end by\n\n{markdown_table(found._pair_rows())}\n"
     )
     shares = [("method", *(f"τ = {tau:g}" for tau in TAUS))]
     for name, (tau, share) in found.profile().items():
@@ -45,7 +46,7 @@ def write_contest(found: Comparison, folder: str | os.PathLike[str], title: str,
         shares.append((name, *(f"{part:.0%}" for part in at)))
     notes = (
         f"## Performance profiles\n\nThe share of runs that reach {found.target:g} within τ times the least "
-        f"{found.kind} of any method (Dolan and Moré 2002).\n\n{_markdown(shares)}\n\n## Methods\n\n"
+        f"{found.kind} of any method (Dolan and Moré 2002).\n\n{markdown_table(shares)}\n\n## Methods\n\n"
         + "\n".join(used)
     )
     config = {"budget": {found.kind: found.budget}, "target": found.target, "methods": list(found.methods)}
@@ -67,6 +68,7 @@ def _record(entry: Entry, kinds: dict[str, str]) -> RunRecord:
     return replace(its, history=history)
 
 
-def _markdown(rows: list[tuple[str, ...]]) -> str:
+def markdown_table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells, the first of which is the heading, as a table."""
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
