@@ -75,6 +75,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata.solving.certificate import Certificate as Certificate
     from fedstrata.solving.checkpoint import Checkpoint as Checkpoint
     from fedstrata.solving.loop import solve as solve
+    from fedstrata.solving.random_iterate import random_iterate as random_iterate
     from fedstrata.solving.result import Result as Result
     from fedstrata.solving.result import load as load
     from fedstrata.solving.sent import exchanges as exchanges
