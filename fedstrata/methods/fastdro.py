@@ -48,7 +48,6 @@ class FastDRO(AlongTheMean):
     eta: Positive  # η
     batch_size: BatchSize = None
 
-    private_samples = True
     needs = "gradients"
 
     @classmethod
