@@ -23,8 +23,8 @@ For minimax problems with full batches of all clients, and ``clients=m``, lines 
 The maps of bilevel, minimax and compositional problems are in `fedstrata.estimators.sequences`; the paper's
 (10a) prints ∇_x f for ∇_w f. A composition's values (and adjoints) are computed exactly before round 0, one
 exchange each. The adjoint form avoids products of the Jacobians of several levels at one client; Gao (ICML
-2024) has a Jacobian-vector estimator for the same purpose. The paper returns a random iterate (`random_iterate`);
-here it is the last one.
+2024) has a Jacobian-vector estimator for the same purpose. The paper returns a random iterate
+(`fedstrata.random_iterate`); here it is the last one.
 
 Reveals only averages; with ``clients=1`` the chosen client's point, and for a composition's level in the log
 domain each client's log g before round 0. Needs gradients, for bilevel problems also Hessian-vector products,

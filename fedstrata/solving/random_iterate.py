@@ -49,7 +49,7 @@ def random_iterate(
     if rest == 0:
         return method, whole
     changed: dict[str, Any] = {"H": jax.tree_util.Partial(_last, int(H), whole, rest)}
-    return replace(method, **changed), whole + 1
+    return replace(method, **changed), whole + 1  # type: ignore[type-var]
 
 
 def _last(H: Integer, whole: Integer, rest: Integer, r: Integer) -> jax.Array:
