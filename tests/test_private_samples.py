@@ -228,7 +228,9 @@ def test_spots_of_a_program_are_its_own():
     assert len(set(words)) == len(words) / 2
 
 
-UNKNOWN = {"fedavg-full", "fedopt", "ditto", "simfbo", "fessgda", "fedrep"}  # unlike numbers of steps: no ε
+UNKNOWN = {  # unlike numbers of steps: no ε
+    "fedavg-full", "fedopt", "ditto", "simfbo", "fessgda", "fedrep", "fedkseed", "normalized-sgda",
+}  # fmt: skip
 MARKS = {"fedmspp": (), "fedmsa": pytest.mark.slow, "feddro": pytest.mark.slow}
 
 
