@@ -2,7 +2,7 @@
 
     min_x  1/m Σ_i E f_i(x, ξ)
 
-    1  server: send a new key, and what the last round's steps are made of: its key, s̄ and η
+    1  server: send a new key, and the record of the last round's steps: its key, s̄ and η
     2  client i: x ← x − η/P Σ_p s̄_kp u_kp for k < K, the last round's steps, u drawn from its key
     3  client i, K times from z = x: draw ξ, and u_kp ~ N(0, I), p < P, from the new key and k
     4      s_kp ← (f_i(z + μ u_kp, ξ) − f_i(z, ξ))/μ,   z ← z − η/P Σ_p s_kp u_kp

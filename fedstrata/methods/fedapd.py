@@ -8,11 +8,11 @@
     4  client i, J times from u = x: draw ξ;  u ← u − γ (∇f_i(u, ξ) − ∇f_i(x, ξ) + c)
     5  server: x ← x + η_g Σ_i λ⁺_i (u_i − x),   λ ← λ⁺
 
-Line 2 is Hamedani and Aybat's accelerated primal–dual step: the extrapolation θ takes out the rotation of
-descent and ascent, by which `fedstrata.AFL` needs ever smaller steps. In line 4 both gradients have the same
-samples, so the local steps of client i follow its loss with the mean's slope at x, and the solution stands
-still for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J = 1 needs line 3 alone: its
-local step is −γ c.
+Line 2 is Hamedani and Aybat's accelerated primal–dual step: the extrapolation θ removes the rotation of
+descent and ascent, which forces `fedstrata.AFL` to decrease its steps. In line 4 both gradients have the same
+samples, so the local steps of client i follow its loss with the mean's slope at x, and the solution is a
+fixed point for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J = 1 needs line 3 alone:
+its local step is −γ c.
 
 This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which the abstract and public reviews that quote
 its algorithms were available. They have line 1 with all samples, line 2 with any regulariser ψ of λ and any
@@ -122,7 +122,7 @@ class FedAPD(Agnostic[State]):
             raise NoRule("FedAPD's corrections assume a smooth loss")
         L, spread = largest(its), spread_of_losses(at)
         why = "gamma = 1/(2 L), eta_lam = L over the spread of clients' gradients"
-        rate = max(its.mu, 0.0) / L / 20  # a guess, as the weights' pace is not measured
+        rate = max(its.mu, 0.0) / L / 20  # a guess: the weights' rate of convergence is not measured
         return Practical(cls(0.5 * its.within(L), L / spread), rate, (why,), cost=2.0)
 
     def judged_as(self, problem: Minimization) -> WorstClient:

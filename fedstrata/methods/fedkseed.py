@@ -1,4 +1,4 @@
-"""FedKSeed: a run's steps lie along K directions that everybody can draw (Qin et al. 2024, authors' code).
+"""FedKSeed: a run's steps lie along K directions that all clients can draw (Qin et al. 2024, authors' code).
 
     min_x  1/m Σ_i E f_i(x, ξ)
 
@@ -74,7 +74,7 @@ class FedKSeed(ScalarsOnly[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """K = max(64, 4n), τ = 1 and η = 1/(L (1 + (n + 1)/p)) of p clients, fading as draws are noise."""
+        """K = max(64, 4n), τ = 1 and η = 1/(L (1 + (n + 1)/p)) of p clients, decreasing: draws add noise."""
         its, n = at["loss"], at.dimension
         if its.kinked:
             raise NoRule("FedKSeed's rule assumes a smooth loss")
@@ -82,7 +82,7 @@ class FedKSeed(ScalarsOnly[State]):
         K, eps = max(FEWEST, PER_ENTRY * n), NARROW * float(options["eta"]) / n**0.5
         eta = its.within(at.cohort_L(its)) / (1 + (n + 1) / at.participants)
         method = cls(fading(eta, eta * max(its.mu, 0.0) / 2), eps, K)
-        why = f"{K} seeds; eta = 1/(L (1 + (n + 1)/p)), decreasing because draws are noise"
+        why = f"{K} seeds; eta = 1/(L (1 + (n + 1)/p)), decreasing because of the noise of the draws"
         doubts = value_doubts(at)
         return Practical(method, 0.0, (why,), True, doubts=doubts)
 

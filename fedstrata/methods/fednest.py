@@ -108,7 +108,7 @@ class FedNest(Implicit[Nested, State]):
     def practical(cls, at: Conditions) -> Practical:
         """β = 1/L_h, T averagings that leave a tenth of y's error, τ = 1; conjugate gradients for line 6.
 
-        The paper's N' is drawn, which is a noise. Of a composition β = 1, T = 1: y is then g(x).
+        The paper draws N', which adds noise. For a composition β = 1, T = 1: y is then g(x).
         """
         if not at.problem.has_y:
             steps = composed(at)

@@ -63,7 +63,7 @@ class FedZO(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """B = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), fading because they are random."""
+        """B = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), decreasing because they are random."""
         its, n = at["loss"], at.dimension
         b = min(n, MOST)
         options, _, _, _ = by_values(at, its, own=True)

@@ -2,7 +2,7 @@
 
     min_x  1/m Σ_i E f_i(x, ξ)
 
-    1  server: send a new key, and what the last round's steps are made of: its key, s̄, η and ν
+    1  server: send a new key, and the record of the last round's steps: its key, s̄, η and ν
     2  client i: x ← x − η/P Σ_p s̄_kp u_kp for k < K, the last round's steps
     3  client i: Δ ← 1/P Σ_p s̄_Kp u_Kp, of the last local step;   H ← ν H + (1 − ν) Δ²,  entry by entry
     4  client i, K times from z = x: draw ξ, and u_kp ~ H^(−½) N(0, I), p < P, from the new key and k
@@ -10,9 +10,9 @@
     6  client i: send s, and forget z
     7  server: s̄ ← the mean of the s;   x and H as in lines 2 and 3
 
-This is `fedstrata.DeComFL` with H, which starts at 1 and never travels: everybody computes it from the
-scalars. ν = 1 is DeComFL. The mean step is −η H⁻¹ ∇f. Where Δ vanishes, at a solution without noise, H falls
-by ν in every round and the steps grow, so η has to decrease there.
+This is `fedstrata.DeComFL` with H, which starts at 1 and is never sent: server and clients compute it from
+the scalars. ν = 1 is DeComFL. The mean step is −η H⁻¹ ∇f. Where Δ vanishes, at a solution without noise, H is
+multiplied by ν in every round and the steps grow, so η has to decrease there.
 
 The authors' code has two forms for P > 1; this is the one that squares the sum over p (its `Batch` class),
 and updates H once in a round. As in DeComFL the server sends x, and H, if only a part of the clients takes

@@ -1,4 +1,4 @@
-"""NormalizedSGDA: local descent ascent of unlike numbers of steps, without the bias that these bring.
+"""NormalizedSGDA: local descent ascent whose limit does not depend on the clients' numbers of steps.
 
     min_x max_{y ∈ Y}  1/m Σ_i E f_i(x, y, ξ)
 
@@ -8,9 +8,9 @@
     4  client i: send d_i = ((u, w) − (x, y))/K_i
     5  server: (x, y) ← (P_X, P_Y)((x, y) + (η_xg, η_yg) K̄ · the mean of d_i),   K̄ the mean of the K_i
 
-In `fedstrata.LocalSGDA` a client pulls the harder the more steps it takes, so that with unlike K_i the limit
-is that of a mean with weights K_i, at any step size. Here every client's mean direction counts alike, and the
-bias that is left is that of drift, which falls with the step sizes. With equal K_i and server step sizes of 1
+In `fedstrata.LocalSGDA` a client that takes more steps has more influence: with different K_i the limit is
+that of a mean with weights K_i, at any step size. Here every client's mean direction has the same weight, and
+only the bias of drift is left, which decreases with the step sizes. With equal K_i and server step sizes of 1
 the method is LocalSGDA.
 
 This follows Fed-Norm-SGDA (Sharma, Panda, Joshi 2023), of which the abstract and an excerpt were available:

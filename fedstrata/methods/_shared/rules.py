@@ -68,7 +68,7 @@ def descent(at: Conditions, its: Measured, L: float | None = None, *, local: boo
     step = its.within(at.cohort_L(its) if L is None else L)
     rate = step * max(its.mu, 0.0)
     if at.partial and its.heterogeneity > 0:
-        why = "step size 1/L of the participants, decreasing because their choice is noise"
+        why = "step size 1/L of the participants, decreasing: their choice adds noise"
         return Steps(fading(step, rate / 2), 0.0, why, True)
     H = undrifted(at, its, step) if local else 1
     why = "one local step has no drift" if H == 1 else f"{H} local steps drift by less than {BIAS:g}"
@@ -119,7 +119,7 @@ class TwoLevels(NamedTuple):
             return self
         alpha, beta = (fading(step, self.rate / 2) for step in (self.alpha, self.beta))
         return TwoLevels(
-            alpha, beta, 0.0, (*self.why, "both decrease, because the choice of clients is noise"), True
+            alpha, beta, 0.0, (*self.why, "both decrease, because the choice of clients adds noise"), True
         )
 
 
@@ -198,7 +198,7 @@ def composed(at: Conditions, slower: float = 1.0, *, threshold: bool = False) ->
         return Steps(downhill(at, its), 0.0, "kinks: eta falls geometrically", True)
     step = its.step / slower
     if at.partial:
-        why = "eta = 1/L, decreasing because the choice of clients is noise"
+        why = "eta = 1/L, decreasing because the choice of clients adds noise"
         return Steps(fading(step, step * max(its.mu, 0) / 2), 0.0, why, True)
     return Steps(step, step * max(its.mu, 0), "eta = 1/L" if slower == 1 else f"eta = 1/({slower:g} L)")
 

@@ -77,6 +77,6 @@ def by_values(at: Conditions, F: Measured, *, own: bool, condition: float = 1.0)
     if at.partial:
         options |= {"gamma": fading(gamma, rate / 2), "eta": eta}
         return Choice(
-            options, 0.0, (*reasons, "gamma decreases, because the choice of clients is noise"), True
+            options, 0.0, (*reasons, "gamma decreases, because the choice of clients adds noise"), True
         )
     return Choice(options | {"gamma": gamma, "eta": eta}, rate, (*reasons, f"gamma = 1/(L·{growth:.3g})"))
