@@ -171,7 +171,7 @@ def test_a_text_that_augments_does_so_at_sites_too(tmp_path):
     openers = opener(experiment, None, (0, 2)), opener(experiment, lambda: own, None)
     hosts.hosts = [Host(terms_of(experiment), opens, tmp_path) for opens in openers]
     there, *_ = Server(experiment, hosts, "run").federation(experiment.settings[0])
-    assert not there._join({0: [0], 1: [0]})
+    assert not there.join({0: [0], 1: [0]})
     assert all(host.opened.data.augment is not None for host in hosts.hosts)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, knocks, wire
+from fedstrata.engines.network.answering import Ended
 from fedstrata.engines.network.grpc_server import (
     METHOD,
     PROCESS,
@@ -26,7 +27,6 @@ from fedstrata.engines.network.grpc_server import (
     options,
 )
 from fedstrata.engines.network.grpc_site import LONGEST_PAUSE, serve
-from fedstrata.engines.network.host import Ended
 from fedstrata.engines.network.kits import KitError, make, name_of, read
 from fedstrata.engines.network.line import BURST, Rates
 

@@ -53,8 +53,8 @@ class Hosts:
 
     rejoins = True
 
-    def __init__(self, folder, name="scaffold", sites=2):
-        self.case, self.folder = CASES[name], folder
+    def __init__(self, folder, name="scaffold", sites=2, case=None):
+        self.case, self.folder = case or CASES[name], folder
         self.names = [f"site-{i}" for i in range(sites)]
         self.sent, self.received, self.took = [0] * sites, [0] * sites, [0.0] * sites
         self.sessions = [0] * sites
@@ -100,7 +100,7 @@ def joined(hosts, anew, run="run"):
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), len(remote.sizes), None, hosts.identity(len(remote.sizes)))
     there.tell = lambda *words: told.append(words)
-    assert not there._join({0: [0], 1: [0]})
+    assert not there.join({0: [0], 1: [0]})
     return there, told
 
 
@@ -110,7 +110,7 @@ def test_a_site_that_remembers_is_not_taken_anew(tmp_path):
     states = hosts.hosts[1].site.states
     states.leave(5, jax.tree.map(lambda leaf: leaf + 1, states.memory))
     hosts.restart(1)
-    assert not there._join({0: [0], 1: [5]})
+    assert not there.join({0: [0], 1: [5]})
     assert told == []
     jax.tree.map(np.testing.assert_array_equal, states.memory, hosts.hosts[1].site.states.at(5))
 
@@ -143,7 +143,7 @@ def test_a_site_joins_with_the_same_program_alone(other, words, tmp_path):
     problem = replace(hosts.case.problem, loss=other(hosts.case.problem.loss))
     hosts.case = replace(hosts.case, problem=problem)
     hosts.restart(1)
-    failures = there._join({0: [0], 1: [0]})
+    failures = there.join({0: [0], 1: [0]})
     assert (words is None and not failures) or words in failures[1].why
 
 
@@ -159,7 +159,7 @@ def test_a_site_that_has_forgotten_is_refused(tmp_path):
     hosts = Hosts(tmp_path)
     there, told = joined(hosts, anew=False)
     forget(hosts, 1)
-    failures = there._join({0: [0], 1: [5]})
+    failures = there.join({0: [0], 1: [5]})
     assert list(failures) == [1]
     assert "remembers nothing" in failures[1].why
     assert told == []
@@ -169,7 +169,7 @@ def test_a_site_that_has_forgotten_is_taken_anew_where_the_policy_says_so(tmp_pa
     hosts = Hosts(tmp_path)
     there, told = joined(hosts, anew=True)
     forget(hosts, 1)
-    assert not there._join({0: [0], 1: [7, 5]})
+    assert not there.join({0: [0], 1: [7, 5]})
     assert told == [("site-1", "taken as a new site, as it remembered nothing of the run")]
     states = hosts.hosts[1].site.states
     assert all(states.at(n) is not None for n in (5, 7))  # what the server may come back to
@@ -179,7 +179,7 @@ def test_without_memory_there_is_nothing_to_forget(tmp_path):
     hosts = Hosts(tmp_path, "fedavg")
     there, told = joined(hosts, anew=False)
     forget(hosts, 1)
-    assert not there._join({0: [0], 1: [0]})
+    assert not there.join({0: [0], 1: [0]})
     assert told == []
 
 
@@ -200,7 +200,7 @@ def test_claims_that_nobody_can_count_are_refused(tmp_path):
     there.gather()
     for total, clients in ((2**31, 2), (12, 2**31), (0, 2), (12, 0)):
         there.pose(total, clients, None, {})
-        assert "than can be counted" in there._join({0: [0]})[0].why
+        assert "than can be counted" in there.join({0: [0]})[0].why
 
 
 def other_values(data):
@@ -220,10 +220,10 @@ def test_a_site_that_comes_back_with_other_data_is_refused(name, tmp_path):
     hosts = Hosts(tmp_path, name)
     there, _ = joined(hosts, anew=True)
     hosts.restart(1, data=other_values(hosts.data(1)))
-    assert there._join({0: [0], 1: [0]})[1].why == "it came back with other data"
+    assert there.join({0: [0], 1: [0]})[1].why == "it came back with other data"
     forget(hosts, 1)  # nor with an empty disk
     hosts.restart(1, data=other_values(hosts.data(1)))
-    assert there._join({0: [0], 1: [0]})[1].why == "it came back with other data"
+    assert there.join({0: [0], 1: [0]})[1].why == "it came back with other data"
 
 
 def test_a_site_knows_that_its_data_is_another(tmp_path):
@@ -234,8 +234,8 @@ def test_a_site_knows_that_its_data_is_another(tmp_path):
     there = Federation(hosts, "run", 0, TERMS)
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), len(remote.sizes), None, hosts.identity(len(remote.sizes)))
-    there._begin(False)
-    assert "samples are not those with which it took part" in there._join({0: [0], 1: [0]})[1].why
+    there.begin(False)
+    assert "samples are not those with which it took part" in there.join({0: [0], 1: [0]})[1].why
 
 
 def test_the_servers_word_for_the_data_says_nothing_of_it(tmp_path):
@@ -263,7 +263,7 @@ def test_a_site_restored_from_a_backup_is_refused(tmp_path):
     shutil.rmtree(tmp_path / "sites")
     shutil.move(tmp_path / "backup", tmp_path / "sites")
     hosts.restart(1)
-    assert "restored from a backup" in there._join({0: [0], 1: [7]})[1].why
+    assert "restored from a backup" in there.join({0: [0], 1: [7]})[1].why
 
 
 def test_a_run_goes_on_with_its_own_sites_and_their_data(tmp_path):
@@ -447,7 +447,7 @@ def test_states_of_an_ended_experiment_go_when_another_one_begins(tmp_path):
         remote = there.gather()
         there.pose(int(remote.sizes.sum()), 1, None, hosts.identity(1))
         remote.fresh(True)
-        assert there._join({0: [0]}) == {}
+        assert there.join({0: [0]}) == {}
 
     begin("first-0")
     begin("first-1")

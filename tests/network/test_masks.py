@@ -174,9 +174,9 @@ def test_keys_are_those_of_the_federations_sites(tmp_path):
     there = Federation(hosts, "run", 0, TERMS)
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), 3, None, hosts.identity(3), secure=True)
-    assert not there._join({i: [0] for i in range(3)})
+    assert not there.join({i: [0] for i in range(3)})
     hosts.restart(1)
-    assert not there._join({1: [0]})
+    assert not there.join({1: [0]})
     maskers = [host.site.masker for host in hosts.hosts]
     assert maskers[0]._shared[1] == maskers[1]._shared[0]
     make(tmp_path / "foreign", hosts.names, [])
@@ -195,7 +195,7 @@ def test_keys_are_those_of_the_federations_sites(tmp_path):
     for keys, why in (([own] * 3, "Two keys"), ([own], "at least 3 sites")):
         there._keys = [np.frombuffer(key, np.uint8) for key in keys]
         hosts.restart(0)
-        assert why in there._join({0: [0]})[0].why
+        assert why in there.join({0: [0]})[0].why
 
 
 def test_a_site_keeps_to_the_texts_number_of_clients(monkeypatch):

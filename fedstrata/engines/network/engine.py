@@ -36,7 +36,7 @@ from fedstrata.engines.network.site import Place, Site
 from fedstrata.engines.network.states import States
 from fedstrata.engines.network.text import START_ROUND, Text, reads, shapes
 from fedstrata.engines.network.timing import Slot, Timing
-from fedstrata.engines.network.transport import Failure, Local, Request, Transport
+from fedstrata.engines.network.transport import Failure, Local, Request, Transport, strange
 from fedstrata.engines.programs import key_of
 from fedstrata.engines.remote import Call, Prepared, RemoteFed, handle_of, remote_text
 from fedstrata.engines.rounds import cohort_of, in_a_loop, secret_of
@@ -704,17 +704,7 @@ def _wrong(wanted: Wanted, seq: int, state: int, reply: Request) -> str | None:
     found = [(u.shape, u.dtype) for u in reply.arrays]
     if found != wanted:
         return f"it sent {found}, where the text has {wanted}"
-    if reply.header.get("seq") != seq:
-        return "it answered another message"
-    if reply.header.get("state") not in (state, seq):
-        return "it says that it is in a state in which it cannot be"
-    counts = reply.header.get("counts")
-    if not isinstance(counts, dict) or not all(
-        name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62
-        for name, amount in counts.items()
-    ):
-        return "its counts are not valid"
-    return None
+    return strange(reply, seq, state)
 
 
 def _together(call: Call, rows: dict[int, np.ndarray], replies: dict[int, Request]) -> list[np.ndarray]:

@@ -91,7 +91,18 @@ class Federation:
             )
         self.members, self.form = members, self._forms[0]
         data = [self._data[i] for i in everyone]
-        return Remote(self, members, sizes, made_up(self._forms[0], 1).load(), self._begin, self._seen, data)
+        return Remote(self, members, sizes, made_up(self._forms[0], 1).load(), self.begin, self._seen, data)
+
+    @property
+    def sizes(self) -> list[np.ndarray]:
+        """The numbers of samples of all clients, and of validation samples."""
+        parts = zip(*(self._sizes[i] for i in range(len(self.names))), strict=True)
+        return [np.concatenate(part) for part in parts]
+
+    @property
+    def columns(self) -> dict[str, list[str]]:
+        """What the sites call their columns and classes, where they say so."""
+        return {name: words for own in self._columns.values() for name, words in own.items()}
 
     def _check_columns(self) -> None:
         """Equal shapes do not make equal columns: a site's file may have them in another order."""
@@ -106,7 +117,8 @@ class Federation:
                             f"{site}, {expected!r} at {first}. Give all sites the same, in the same order."
                         )
 
-    def _begin(self, fresh: bool) -> None:
+    def begin(self, fresh: bool) -> None:
+        """Whether the run begins at its sites, or goes on; they join again."""
         self.fresh, self._joined, self._known = fresh, {}, set()
 
     def pose(
@@ -144,7 +156,7 @@ class Federation:
                 self._seen = max(self._seen, seen)
         return replies, failures
 
-    def _join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
+    def join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
         """Open and join at sites whose connection is new; of each, the states that it has to know."""
         # A site joins once a connection: after an absence it may be another process, without the run's state.
         sessions = {i: self.inner.session(i) for i in sites}
@@ -174,7 +186,7 @@ class Federation:
         return self.inner.exchange(numbered, self.patience)
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        failures = self._join({i: request.header["states"] for i, request in requests.items()})
+        failures = self.join({i: request.header["states"] for i, request in requests.items()})
         asked = {
             i: Request({**request.header, "run": self.run}, request.arrays)
             for i, request in requests.items()
@@ -192,7 +204,7 @@ class Federation:
     def memory(self) -> Outcome:
         """What the clients remember, of the sites that allow it."""
         everyone = list(range(len(self.names)))
-        failures = self._join({i: [0] for i in everyone})
+        failures = self.join({i: [0] for i in everyone})
         header = {"op": "memory", "run": self.run}
         replies, others = self._ask({i: Request(header, []) for i in everyone if i not in failures})
         return replies, {**failures, **others}

@@ -27,7 +27,8 @@ from nvflare.job_config.api import FedJob
 
 from fedstrata.engines.engine import Unfinished
 from fedstrata.engines.network import wire
-from fedstrata.engines.network.host import Host, placed
+from fedstrata.engines.network.answering import placed
+from fedstrata.engines.network.host import Host
 from fedstrata.engines.network.transport import Failure, Outcome, Request, answer_of
 
 log = logging.getLogger("fedstrata.network")

@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from fedstrata.engines.network import wire
+from fedstrata.engines.network.answering import Ended, Party
 from fedstrata.engines.network.grpc_server import METHOD, PROCESS, PROTOCOLS, SERVICE, options
-from fedstrata.engines.network.host import Ended, Host
 from fedstrata.engines.network.kits import KitError, read
 from fedstrata.engines.network.line import UNLIMITED, Line, Rates
 
@@ -24,7 +24,7 @@ LONGEST_PAUSE = 30.0
 
 
 def serve(
-    host: Host, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False,
+    host: Party, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False,
     resting: Callable[[], bool] = lambda: False, rates: Rates = UNLIMITED,
 ) -> None:  # fmt: skip
     """Answer the server until it says that all is done, through whatever happens to the connection.
@@ -48,7 +48,7 @@ def serve(
 
 
 def _serve(
-    host: Host, kit: Path, address: str, dial: str, own: list[tuple[str, Any]], limit: int,
+    host: Party, kit: Path, address: str, dial: str, own: list[tuple[str, Any]], limit: int,
     ended: Callable[[], bool], resting: Callable[[], bool],
 ) -> None:  # fmt: skip
     """The same over a channel to ``dial`` with these options."""
@@ -84,7 +84,9 @@ def _serve(
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def _answer(host: Host, channel: grpc.Channel, limit: int, process: str, resting: Callable[[], bool]) -> None:
+def _answer(
+    host: Party, channel: grpc.Channel, limit: int, process: str, resting: Callable[[], bool]
+) -> None:
     """One connection."""
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     dial = channel.stream_stream(f"/{SERVICE}/{METHOD}")
@@ -92,7 +94,7 @@ def _answer(host: Host, channel: grpc.Channel, limit: int, process: str, resting
     try:
         for message in stream:
             if resting():
-                log.info("hanging up: the policy's hours are over")
+                log.info("hanging up: nothing is answered now")
                 return
             outbox.put(host.answer(message, limit))
     finally:

@@ -19,10 +19,8 @@ import json
 import logging
 import math
 import shutil
-import time
-import traceback
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,7 +32,8 @@ from fedstrata.data.federated import DataError, FederatedData
 from fedstrata.engines.identity import differences
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.allowance import Allowance
-from fedstrata.engines.network.audit import Audit, described, numbers
+from fedstrata.engines.network.answering import Around, Ended, Party
+from fedstrata.engines.network.audit import Audit
 from fedstrata.engines.network.kits import Identity, KitError
 from fedstrata.engines.network.masks import Masker
 from fedstrata.engines.network.rules import Asks, Rules
@@ -52,10 +51,6 @@ FINISHED = "finished"  # a file in a run's folder, once its experiment has ended
 _MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
 
-class Ended(Exception):
-    """The server has said that nothing more will be asked."""
-
-
 class Opened(Protocol):
     """One run of a site's own text, with its own samples."""
 
@@ -70,7 +65,7 @@ class Opened(Protocol):
         """What it would ask of the site."""
 
 
-class Host:
+class Host(Party):
     """A site's process.
 
     Args:
@@ -103,66 +98,28 @@ class Host:
         allowance: Allowance | None = None,
         rules: Rules = EVERYTHING,
         steady: bool = False,
-        around: Callable[[Header], AbstractContextManager[Any]] = nullcontext,
+        around: Around = nullcontext,
     ) -> None:
-        self.rules, self.steady, self.around = rules, steady, around
+        super().__init__(audit, around)
+        self.rules, self.steady = rules, steady
         self.terms, self.opens, self.folder = terms, opens, folder
         self.share, self.once, self.secret = share, once, secret
-        self.audit, self.identity, self.allowance = audit, identity, allowance
+        self.identity, self.allowance = identity, allowance
         self.run: str | None = None
         self.number = -1
         self.opened: Opened | None = None
         self.site: Site | None = None
         self._programs: dict[Any, dict[Any, Any]] = {}
-        self.answered, self.heard = 0, time.monotonic()  # requests; when the last one came
         self.seen = 0  # the highest number of a message that was answered
 
-    def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
-        """A reply to whatever comes.
-
-        Raises:
-            Ended: when the server says so.
-        """
-        self.heard = time.monotonic()
-        number: int | None = None
-        header: Header = {}
-        arrays: Arrays = []
-        try:
-            header, arrays = wire.unpack(message, limit)
-            number = wire.value(header, "seq", int)
-            with self.around(header):
-                reply, leaves = self.call(header, arrays)
-            self.answered += 1
-            showed = {"shows": self.site.showed} if self.site and header["op"] == "exchange" else {}
-            self._account("answered", header, arrays, up=numbers(leaves), **showed)
-            return wire.pack({**reply, "seq": number}, leaves, limit)
-        except Ended:
-            raise
-        except (SiteRefused, wire.WireError) as error:
-            log.warning("refused: %s", error)
-            event, words, why = "refused", str(error), str(error)[:200]
-        except Exception as error:
-            # The words of another exception may hold samples: neither the server nor a log gets them.
-            log.error("failed: %s", placed(error))
-            log.debug("the exception's words", exc_info=error)
-            event, why = "failed", type(error).__name__
-            words = f"{why}; the site's log says more"
-        with suppress(SiteRefused):  # who is refused learns nothing
-            self._account(event, header, arrays, why=why)
-        return wire.pack({"seq": number, "error": words[:500]}, [], limit)
+    @property
+    def showed(self) -> str:
+        """See `Party.showed`."""
+        return "" if self.site is None else self.site.showed
 
     def resting(self) -> bool:
         """Whether the policy's hours are over."""
         return not self.rules.open_at(datetime.datetime.now().time())
-
-    def _account(self, event: str, header: Header, arrays: Arrays, **facts: Any) -> None:
-        try:
-            if self.audit is not None:
-                self.audit.note(event, **described(header, arrays), **facts)
-        except OSError as error:
-            log.error("the account cannot be written: %s", error)
-            why = error.strerror or type(error).__name__
-            raise SiteRefused(f"This site answers only what it can record in its account ({why}).") from error
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         """Answer one request."""
@@ -321,13 +278,6 @@ class Host:
         if (newest := self.site.states.newest) is None:
             raise Forgotten
         return {}, [np.asarray(leaf) for leaf in jax.tree.leaves(self.site.states.at(newest))]
-
-
-def placed(error: BaseException) -> str:
-    """The type of an exception, and through which lines it came."""
-    frames = traceback.extract_tb(error.__traceback__)[-5:]
-    places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames)
-    return f"{type(error).__name__} ({places})"
 
 
 def _experiment(run: str | None) -> str:

@@ -41,6 +41,7 @@ from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import is_traced
 
+STACKED = "stacked"  # a reply's entry where it has a row for each client
 EVERYTHING = Rules()
 
 
@@ -224,6 +225,7 @@ class Site:
         counts = Counter() if compiled.evaluation else counts
         self.showed = "each client's own" if compiled.stacked else "the site's mean"
         reply = {"seq": number, "counts": dict(counts), "state": self.states.number}
+        reply |= {STACKED: True} if compiled.stacked else {}  # for relays, which hold no text
         if asked is not None:
             uploads, reply["counts"] = self._masked(asked, compiled.place, uploads, counts), {}
             self.showed = "masked"

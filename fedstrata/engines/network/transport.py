@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from fedstrata.core import counting
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.site import Site
 from fedstrata.engines.network.wire import Arrays, Header
@@ -43,6 +44,21 @@ def answer_of(message: Any, limit: int) -> tuple[Request | Failure, int | None]:
     if "error" in reply.header:
         return Failure("error", wire.said(reply.header["error"])), number
     return reply if number is not None else Failure("wrong", "it does not say what it answers"), number
+
+
+def strange(reply: Request, seq: int, state: int) -> str | None:
+    """Why a reply to a message, asked of a site in a state, cannot be used, whatever numbers it has."""
+    if reply.header.get("seq") != seq:
+        return "it answered another message"
+    if reply.header.get("state") not in (state, seq):
+        return "it says that it is in a state in which it cannot be"
+    counts = reply.header.get("counts")
+    if not isinstance(counts, dict) or not all(
+        name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62
+        for name, amount in counts.items()
+    ):
+        return "its counts are not valid"
+    return None
 
 
 Outcome = tuple[dict[int, Request], dict[int, Failure]]

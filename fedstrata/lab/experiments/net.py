@@ -27,10 +27,12 @@ from fedstrata.lab.experiments import errors, logs
 from fedstrata.support.writing import alive, locked, write_atomically
 
 if TYPE_CHECKING:
+    from fedstrata.engines.network.audit import Audit
     from fedstrata.engines.network.transport import Connected
     from fedstrata.engines.network.watching import Gauge
     from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.runner import PreparedExperiment
+    from fedstrata.lab.experiments.settings import Settings
 
 net = typer.Typer(
     help="Run an experiment on real sites. The environment has options too, as in FEDSTRATA_NET_SITE_LOG.",
@@ -207,6 +209,45 @@ def site(
 
 
 @net.command()
+def relay(
+    kit: Annotated[Path, typer.Argument(help="The relay's kit as a site of the server above it.")],
+    region: Annotated[Path, typer.Argument(help="The kit of the region's server.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="For the account of what it asks its sites.")],
+    address: Annotated[str | None, typer.Option(help="In place of federation.toml's.")] = None,
+    folder: Annotated[Path | None, typer.Option(help="For what it keeps; default KIT/state.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
+    log: Log = None,
+    log_json: LogJson = False,
+    log_level: LogLevel = "info",
+    traces: Traces = False,
+) -> None:
+    """Be one site to a server, for all sites of a region: they dial this process, which has no samples."""
+    logs.begin(log, log_json, log_level)
+    with messages():
+        from fedstrata.engines.network.audit import Audit as Account
+        from fedstrata.engines.network.grpc_site import serve
+        from fedstrata.engines.network.kits import name_of
+        from fedstrata.engines.network.relay import Relay
+        from fedstrata.lab.experiments.approval import SitePolicy
+        from fedstrata.lab.experiments.settings import settings_of
+
+        above, name, folder = settings_of(kit), name_of(kit), folder or kit / "state"
+        if name not in above.sites:
+            raise ValueError(f"{name!r} is not one of the sites {above.sites}.")
+        with locked(folder, f"The relay {name}"), listening(region, out, None, traces) as (below, _, own):
+            answers = Relay(
+                below, folder, audit=Account(folder / AUDIT, name), anew=own.anew,
+                patience=own.first_timeout, once=once,
+            )  # fmt: skip
+
+            def short() -> bool:  # of one of its sites: the server is not kept waiting by a silent relay
+                return len(below.wait(range(len(own.sites)), 0.0)) < len(own.sites)
+
+            where, rates = address or above.address, SitePolicy.of(kit).rates
+            serve(answers, kit, where, above.message_bytes, resting=short, rates=rates)
+
+
+@net.command()
 def approve(
     kit: Kit,
     data: Data = None,
@@ -258,27 +299,35 @@ def served_by(
     kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None, traces: bool = False
 ) -> Iterator[Server]:
     """A server that listens, for an experiment."""
+    from fedstrata.lab.experiments.networked import Server
+
+    with listening(kit, out, listen, traces) as (transport, audit, settings):
+        run = run_name(out)
+        audit.note("started", experiment=plan.experiment.name, run=run, sites=settings.sites)
+        yield Server(plan.experiment, transport, run, settings.policy, settings.anew)
+        audit.note("ended")
+
+
+@contextmanager
+def listening(
+    kit: Path, out: Path, listen: str | None = None, traces: bool = False
+) -> Iterator[tuple[Connected, Audit, Settings]]:
+    """A transport to the sites of a federation, with the account and the settings of its server."""
     from fedstrata.engines.network.audit import Audit, Audited
     from fedstrata.engines.network.grpc_server import GrpcServer
     from fedstrata.engines.network.kits import name_of
     from fedstrata.engines.network.traces import Traced, sent
-    from fedstrata.lab.experiments.networked import Server
     from fedstrata.lab.experiments.settings import settings_of
 
     settings = settings_of(kit)
     if (name := name_of(kit)) in settings.sites:
         raise ValueError(f"{kit} is the kit of the site {name!r}; the server has one of its own.")
     with locked(out, "A server"), sent("server", traces) as spans:
-        run = run_name(out)
         _warn_of_expiry(kit, name)
         transport = GrpcServer(settings.sites, kit, listen or settings.listen, settings.message_bytes)
-        audit = Audit(out / AUDIT, "server")
-        audit.note("started", experiment=plan.experiment.name, run=run, sites=settings.sites)
-        whole: Connected = Audited(transport, audit)
-        whole = whole if spans is None else Traced(whole, spans)
         try:
-            yield Server(plan.experiment, whole, run, settings.policy, settings.anew)
-            audit.note("ended")
+            audited = Audited(transport, audit := Audit(out / AUDIT, "server"))
+            yield audited if spans is None else Traced(audited, spans), audit, settings
         finally:
             transport.close()
 
