@@ -36,7 +36,7 @@ from fedstrata.support.threads import cores
 class Batched(Engine):
     """Runs side by side; methods, carries and seeds have a leading axis of runs, methods outermost.
 
-    A run that diverges stays at its last finite evaluation, and the others go on.
+    A run that diverges stays at its last finite evaluation, and the others continue.
 
     Args:
         inner: how each of them runs.

@@ -122,7 +122,7 @@ def shapes_of(data: FederatedData) -> Placed:
 
 
 def configuration() -> dict[str, Any]:
-    """What of JAX and its configuration changes results: runs go on, and sites join, under the same."""
+    """What of JAX and its configuration changes results: runs continue, and sites join, under the same."""
     config: Any = jax.config
     return {
         "JAX": jax.__version__,

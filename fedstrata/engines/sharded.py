@@ -4,7 +4,7 @@ The text is the simulated engine's; only the layout differs. Where the clients a
 devices, rows of padding with weight zero fill up the mesh. Over several processes, each joins the others by
 `connect`, calls `solve` with the same arguments and gets the same result. Data from a source is read by each
 process for its own clients alone, so that no process ever has all of it. Where one of them is lost, the
-others say so and end; started again with ``resume=True``, all go on from the last checkpoint.
+others say so and end; started again with ``resume=True``, all continue from the last checkpoint.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ def _words(lost: list[int], number: int, processes: int) -> str:
     who = f"process {who}" if len(lost) == 1 else f"the processes {who}" if lost else "another one"
     return (
         f"Process {number} of {processes} lost {who}, which {'have' if len(lost) > 1 else 'has'} ended or "
-        "cannot be reached, and cannot go on alone. Start all processes again, with a checkpoint and "
-        "resume=True: the run goes on from the last one that was saved."
+        "cannot be reached, and cannot continue alone. Start all processes again, with a checkpoint and "
+        "resume=True: the run continues from the last one that was saved."
     )
 
 

@@ -571,7 +571,7 @@ class Loop:
             warnings.warn(
                 f"{self.saving.file} could not be written after round {self.round} "
                 f"({error.strerror or error}). "
-                "The run goes on without it, and tries again when the next one is due.",
+                "The run continues without it, and tries again when the next one is due.",
                 stacklevel=6,
             )
             return
@@ -597,7 +597,7 @@ class Loop:
         for b, (lane, its) in enumerate(zip(self.lanes, facts["lanes"], strict=True)):
             lane.round, lane.counts = its["round"], Counter(its["counts"])
             lane.history = {name: _column(name, arrays[f"history/{b}/{name}"]) for name in its["columns"]}
-            if len(self.lanes) > 1:  # a run of its own is tried again; in a sweep the others go on
+            if len(self.lanes) > 1:  # a run of its own is tried again; in a sweep the others continue
                 lane.status = its["status"]
         like = self.posed.carry
         carry = Carry(

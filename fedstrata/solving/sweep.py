@@ -74,7 +74,7 @@ def sweep(
         resume: as in `fs.solve`.
         progress: whether to show a bar.
         weights: as in `fs.solve`.
-        callbacks: as in `fs.solve`, called for every run that goes on; a true return stops that run.
+        callbacks: as in `fs.solve`, called for every run that continues; a true return stops that run.
         default_metrics: as in `fs.solve`.
         chunk: clients per block, as in `fs.engines.Simulated`.
 

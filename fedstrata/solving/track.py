@@ -102,7 +102,7 @@ class Tracking:
 
     def _warn(self, tracker: Tracker, error: Exception) -> None:
         warnings.warn(
-            f"fs.track.{type(tracker).__name__} failed ({type(error).__name__}: {error}). The run goes on "
+            f"fs.track.{type(tracker).__name__} failed ({type(error).__name__}: {error}). The run continues "
             "without it; the result's history has everything.",
             stacklevel=7,
         )
@@ -121,7 +121,7 @@ def _finite(row: Row) -> dict[str, float]:
 
 
 class Csv(Tracker):
-    """A row for each evaluation, in a file that a spreadsheet reads while the run goes on.
+    """A row for each evaluation, in a file that a spreadsheet reads during the run.
 
     Args:
         path: the file. In a sweep its first column, ``run``, has the run's name.

@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from fedstrata.support.writing import write_atomically
 
-VERSION = 4  # raised too where the same text would go on otherwise: 4 has the steps of StR-FedAvg that fade
+VERSION = 4  # raised too where the same text would continue otherwise: 4 has StR-FedAvg's fading steps
 UNSEALED = "0" * 64  # what stands for the digest while it is computed
 _SEAL = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 

@@ -220,7 +220,9 @@ def test_after_an_interruption_only_the_rest_is_run(tmp_path, solved):
 
     # The same function object finds what it stored.
     experiment = make(build=interrupted)
-    with pytest.raises(ExperimentInterrupted, match=r"2 of 4 runs are stored in .*the same command goes on"):
+    with pytest.raises(
+        ExperimentInterrupted, match=r"2 of 4 runs are stored in .*the same command continues"
+    ):
         quietly(experiment, tmp_path)
     part = load_report(tmp_path)
     assert [(r.setting["H"], r.seed) for r in part.runs] == [(1, 0), (2, 0)]

@@ -138,7 +138,7 @@ def test_too_few_sites_stop_the_run_with_a_checkpoint(federation, undisturbed):
     federation.until(past(federation, 10))
     federation.signal("lyon", signal.SIGKILL)
     assert federation.processes["server"].wait(60) == 3
-    assert "may not go on with fewer than 3" in federation.log("server")
+    assert "may not continue with fewer than 3" in federation.log("server")
     assert list((federation.out / "unfinished").iterdir())
     federation.start_site("lyon")
     federation.start_server("--resume")
@@ -226,7 +226,7 @@ def test_status_stop_resume_and_collect(federation, undisturbed):
         assert re.search(r"round \d+ of 200", told)
         assert "Asked process" in federation.command("stop", "out")
     assert federation.processes["server"].wait(60) == 130
-    assert "the same command with --resume goes on there" in federation.log("server")
+    assert "the same command with --resume continues there" in federation.log("server")
     assert "No run is under way" in federation.command("status", "out", fails=True)
     words = (str(federation.experiment), "kits/server", "--out", "out")
     assert "--resume" in federation.command("run", *words, fails=True)

@@ -140,7 +140,7 @@ def test_a_run_outlives_a_site_that_is_killed(system):
     time.sleep(3)
     system.start("lyon")
     assert system.run.wait(400) == 0, system.told()[-3000:]
-    assert "goes on from the checkpoint" in system.told()
+    assert "continues from the checkpoint" in system.told()
     assert_undisturbed(system)
     assert not list(kits.rglob("custom"))  # no code travelled
     assert "The network" in (system.folder / "out" / "report.html").read_text("utf-8")

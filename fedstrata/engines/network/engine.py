@@ -56,7 +56,7 @@ class RoundFailed(Unfinished):
 
 
 class TooFewSites(Unfinished):
-    """Fewer sites are there than the run may go on with."""
+    """Fewer sites are there than the run may continue with."""
 
 
 @jax.tree_util.register_static
@@ -107,7 +107,7 @@ class Remote:
         members: of each site, the numbers of its clients.
         sizes: of all clients.
         form: one client with a single made-up sample.
-        fresh: is told whether the run begins, or goes on from a checkpoint.
+        fresh: is told whether the run begins, or continues from a checkpoint.
         seen: the highest number of a message that a site has seen.
         data: of each site, what stands for its samples: other samples, another word.
     """
@@ -211,7 +211,7 @@ class Network(Engine):
         Where the sites are in this process, the carry holds a copy of what they remember at its round.
         """
         if self.remote is not None:
-            self.remote.fresh(True)  # unless `recall` follows: the run then goes on from the sites' states
+            self.remote.fresh(True)  # unless `recall` follows: the run then continues from the sites' states
         blank = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape[1:]), leaf.dtype), carry.memory)
         self._placeholder = blank
         return Carry(jax.tree.map(jnp.asarray, carry.state), carry.memory if self.remote is None else blank)
@@ -371,7 +371,7 @@ class Network(Engine):
         elif metric.part == "test":
             why = "a pooled test set is the server's, not the sites': make it a metric of (x, y, data)"
         elif self.policy.missing == "drop":
-            why = "it needs every site, while the policy 'drop' goes on without some: use 'wait'"
+            why = "it needs every site, while the policy 'drop' continues without some: use 'wait'"
         if why is not None:
             raise ValueError(f"{start}, but over a network {why}.")
 
@@ -427,7 +427,7 @@ class Network(Engine):
         left = len(self.transport.names) - len(self._absent)
         if left < self.policy.min_sites:
             raise TooFewSites(
-                f"round {self._round}: {left} sites are left, and the run may not go on with fewer than "
+                f"round {self._round}: {left} sites are left, and the run may not continue with fewer than "
                 f"{self.policy.min_sites}. Bring them back and resume. Last: {failed}"
             ) from failed
 
@@ -674,7 +674,7 @@ def part(data: FederatedData, clients: np.ndarray) -> FederatedData:
 
 
 def _unknown(clients: int, leaf: Any) -> np.ndarray:
-    """Stands for memory that is elsewhere: no engine can go on from it unnoticed."""
+    """Stands for memory that is elsewhere: no engine can continue from it unnoticed."""
     value = np.nan if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).max
     return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
 

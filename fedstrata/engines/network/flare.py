@@ -3,7 +3,7 @@
 FLARE provides connections, certificates, authorisation and audit; a message is opaque to it. (Arrays would
 travel by a separate download each; `bytes` go inline.) The job holds no code: its two parts are classes of
 this package, which every party allows by name. A site that was restarted cannot rejoin a running job, so a
-site that does not answer ends the job, and the run goes on from its checkpoint in the next one.
+site that does not answer ends the job, and the run continues from its checkpoint in the next one.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ class GrpcServer:
                 self._changed.notify_all()
 
     def _take(self, i: int, stream: Stream, message: bytes) -> bool:
-        """A message has come; whether to go on listening."""
+        """A message has come; whether to continue listening."""
         answer, number = answer_of(message, self.limit)
         with self._changed:
             self.received[i] += len(message)

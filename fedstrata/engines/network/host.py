@@ -80,7 +80,7 @@ class Host(Party):
         identity: its certificate, by which other sites know it in secure runs.
         allowance: what may be learnt of its samples in all runs; None is no bound.
         rules: what it takes part in.
-        steady: whether it has the same samples in all runs of an experiment; it then refuses to go on with
+        steady: whether it has the same samples in all runs of an experiment; it then refuses to continue with
             others.
         around: a context in which a request with this header is answered.
     """

@@ -1,6 +1,6 @@
 """Certificates: one authority for a federation, and a folder for each party with its own and no more.
 
-A certificate can be renewed while a run goes on: the server reads its kit at each handshake and a site at
+A certificate can be renewed during a run: the server reads its kit at each handshake and a site at
 each dial, and two certificates of one key are valid side by side. A revoked one is refused from the next
 message on. A site may make its key itself, and have it signed (`request`, `sign`).
 """

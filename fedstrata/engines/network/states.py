@@ -60,7 +60,7 @@ class States:
             self.leave(number, self.first)
 
     def check(self, wanted: Sequence[int]) -> None:
-        """Whether this site can go on in a run from the first of these states, after a restart say.
+        """Whether this site can continue in a run from the first of these states, after a restart say.
 
         Raises:
             Forgotten: if nothing is remembered.
@@ -85,7 +85,7 @@ class States:
         if number == 0:
             return self.first
         raise SiteRefused(
-            f"This site is to go on from what it remembered after message {number}, and has no such state; "
+            f"This site is to continue from its state after message {number}, which it does not have; "
             f"its newest is of message {self.newest}. Was its folder restored from a backup, or does another "
             "process answer in its name? Bring back its newest folder, or empty it and let the policy take "
             "the site as a new one."

@@ -146,7 +146,7 @@ def _solved(
 
 @contextmanager
 def _heard(task: Task) -> Iterator[list[str]]:
-    """What is warned of in this block, for the report; warnings of other kinds go on to the user."""
+    """What is warned of in this block, for the report; warnings of other kinds reach the user."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -2,7 +2,7 @@
 
 What a site does with which data is said at the site (`prepare`), never in a job: a job names two classes of
 this package and holds no code. A run outlives its jobs: where one ends without a result, since a site was
-lost, the next goes on from the checkpoint.
+lost, the next continues from the checkpoint.
 """
 
 from __future__ import annotations
@@ -163,15 +163,15 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
         kit: an administrator's, of FLARE's provisioning, with federation.toml.
         plan: the experiment, which every party must have as well.
         out: where the report goes.
-        resume: whether to go on with what the server has.
+        resume: whether to continue with what the server has.
         say: is told what happens.
 
     Raises:
-        Unfinished: if the run cannot go on.
+        Unfinished: if the run cannot continue.
     """
     sites = settings_of(kit).sites
     if (out / "report.html").exists() and not resume:
-        raise ValueError(f"{out} has a report already: --resume goes on, or give another --out.")
+        raise ValueError(f"{out} has a report already: --resume continues it, or give another --out.")
     logging.getLogger("nvflare").setLevel(logging.WARNING)
     user = json.loads((kit / "startup" / "fed_admin.json").read_text("utf-8"))["admin"]["username"]
     facts = {"terms": terms_of(plan.experiment)}
@@ -185,9 +185,11 @@ def submit(kit: Path, plan: PreparedExperiment, out: Path, resume: bool, say: Sa
             return
         silent = silent + 1 if outcome["state"] == "silent" else 0
         if outcome["state"] == "stopped" or silent == MOST_SILENT:
-            raise Unfinished(f"{words} `--resume` goes on.")
-        say(f"The job ended without a result ({words}). The next goes on from the checkpoint.")
-    raise Unfinished(f"{MOST_JOBS} jobs ended without a result; the last: {words}. `--resume` goes on.")
+            raise Unfinished(f"{words} `--resume` continues the run.")
+        say(f"The job ended without a result ({words}). The next continues from the checkpoint.")
+    raise Unfinished(
+        f"{MOST_JOBS} jobs ended without a result; the last: {words}. `--resume` continues the run."
+    )
 
 
 class _Admin:
@@ -237,7 +239,7 @@ def _one(made: Any, user: str, kit: Path, out: Path, say: Say) -> dict[str, str]
             status = _watched(admin, number, say)
         except KeyboardInterrupt:
             admin.abort(number)
-            raise KeyboardInterrupt("the job is aborted; `--resume` goes on with the run.") from None
+            raise KeyboardInterrupt("the job is aborted; `--resume` continues the run.") from None
         with tempfile.TemporaryDirectory() as folder:
             found = _downloaded(admin.session, number, folder)
             outcome = {"state": "aborted", "words": ""}

@@ -212,7 +212,7 @@ clientapp = "fedstrata_app.parts:client"
 [tool.flwr.app.config]
 kit = "{kit}"        # at the server's part: a folder with federation.toml and the experiment
 out = "{out}"        # for runs and report
-resume = false       # --run-config resume=true goes on there
+resume = false       # --run-config resume=true continues there
 """
 PARTS = '''\
 """The two parts are FedStrata's own; an app of Flower names them in a module."""

@@ -91,7 +91,7 @@ Quick = Annotated[bool, typer.Option("--quick", help="A small version.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a parameter.")]
 
 
-# User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot go on as 3.
+# User errors as one message and exit code 2, Ctrl-C as 130, a network that cannot continue as 3.
 messages = functools.partial(errors.messages, expected=(ValueError,))
 
 
@@ -347,7 +347,7 @@ def refuse_runs(folder: Path) -> None:
         ValueError: if there are.
     """
     if (folder / "finished").exists() or (folder / "unfinished").exists():
-        raise ValueError(f"{folder} has runs already: --resume goes on with them, or give another --out.")
+        raise ValueError(f"{folder} has runs already: --resume continues them, or give another --out.")
 
 
 class _Status:
@@ -455,7 +455,7 @@ def execute(
     out: Path,
     command: str,
     fresh: bool,
-    again: str = "the same command with --resume goes on there",
+    again: str = "the same command with --resume continues there",
     watch: str | None = None,
 ) -> None:
     """Run it, keep the models, and write the report with a section on the network."""
@@ -615,7 +615,7 @@ def status(
 
         if not (out / "network.json").exists() and (out / "report.html").is_file():
             interrupted = (out / "unfinished").exists()
-            end = "was interrupted; `net run --resume` goes on" if interrupted else "has ended"
+            end = "was interrupted; `net run --resume` continues it" if interrupted else "has ended"
             typer.echo(f"The run in {out} {end}. Report: {(out / 'report.html').resolve()}")
             return
         if not watch:
@@ -653,7 +653,7 @@ def _status(out: Path) -> dict[str, Any]:
     if not alive(facts["pid"]) or time.time() - facts["time"] > SILENT:  # its number may be another's by now
         raise ValueError(
             f"The process {facts['pid']} has ended, or has reported nothing for {SILENT:.0f} s; "
-            "`net run --resume` goes on."
+            "`net run --resume` continues it."
         )
     return facts
 
@@ -695,7 +695,7 @@ def audit(
 
 @net.command()
 def stop(out: Annotated[Path, typer.Argument(help="The folder of a run.")]) -> None:
-    """Ask a run on this machine to save itself and end; `net run --resume` goes on with it."""
+    """Ask a run on this machine to save itself and end; `net run --resume` continues it."""
     with messages():
         pid = int(_status(out)["pid"])
         os.kill(pid, signal.SIGINT)

@@ -1,7 +1,7 @@
 """Running an experiment: what is done is kept, what is missing is run, and a report is written.
 
 Every finished run is one file in ``finished/`` of the experiment's folder, written as a whole; a run that
-takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same command goes on where it was.
+takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same command continues it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_experiment(
     models: bool = False,
     certify: Certify = "auto",
     shard: tuple[int, int] | None = None,
-    again: str = "the same command goes on there",
+    again: str = "the same command continues there",
     notes: Callable[[], str] = str,
     draws_split: bool = True,
 ) -> Path:
