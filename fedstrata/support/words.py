@@ -66,7 +66,9 @@ def check_spelling(name: str, given: Iterable[str], known: Sequence[str], docume
     for argument in given:
         if argument not in known:
             meant = called_here(argument, known, documentation) or suggest(argument, known)
-            raise TypeError(f"{name} has no argument {argument!r}{meant} It has {', '.join(known)}.")
+            raise TypeError(
+                f"{name} has no argument {argument!r}{meant} It has {', '.join(known) or 'none'}."
+            )
 
 
 def spelling(

@@ -464,6 +464,7 @@ def test_tables_and_plots_can_be_given(tmp_path):
         (change('"Dirichlet"', '"Dirichle"'), "data.partition: unknown name 'Dirichle'"),
         (change("min_size", "size"), "data.partition: Dirichlet has no 'size'"),
         (change('"softmax"', '"softmin"'), "problem: unknown name 'softmin'"),
+        (change('name = "FedAvg"', ""), "methods: the entry name is missing. There are "),
         (
             change('"softmax"', '"Bilevel"'),
             "problem: unknown name 'Bilevel'.* Bilevel is a class of problems: regularisation, hyper",

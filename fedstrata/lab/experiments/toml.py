@@ -96,7 +96,7 @@ def _problem(given: Any) -> Any:
 def _method(given: Any) -> Any:
     """Whether there is such a method; its arguments it checks itself."""
     if (name := _table(given).get("name")) not in KNOWN:
-        raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name), KNOWN)})
+        raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name or ""), KNOWN)})
     return _table(given)
 
 
@@ -215,6 +215,8 @@ class File(BaseModel):
 def unknown(where: str, name: str, known: Iterable[str], hint: str = "") -> str:
     """The message for a name that does not exist."""
     known = list(known)
+    if not name:
+        return f"{where}: the entry name is missing. There are {', '.join(known)}."
     return f"{where}: unknown name {name!r}{suggest(name, known)}{hint} There are {', '.join(known)}."
 
 
@@ -354,7 +356,7 @@ def _fault(found: Any) -> str:
         case "said":
             return str(found["msg"])
         case "union_tag_invalid" | "union_tag_not_found":
-            given, where = found["ctx"].get("tag", ""), ".".join(filter(None, [where, *key]))
+            given, where = found["ctx"].get("tag") or "", ".".join(filter(None, [where, *key]))
             known = [*re.findall("'(.+?)'", found["ctx"].get("expected_tags", ""))]
             of = [n for n, named in PROBLEMS.items() if given in [kind.__name__ for kind in named.kinds]]
             hint = f" {given} is a class of problems: {', '.join(of)}." if of and where == "problem" else ""
@@ -363,7 +365,8 @@ def _fault(found: Any) -> str:
             return f"{where}: {name} is already divided into clients: leave {key[0]} out."
         case "extra_forbidden" if name:
             known = keys_of(name)
-            return f"{where}: {name} has no {key[0]!r}{suggest(key[0], known)} It has {', '.join(known)}."
+            has = ", ".join(known) or "none"
+            return f"{where}: {name} has no {key[0]!r}{suggest(key[0], known)} It has {has}."
         case "extra_forbidden" if len(at) == 1:
             return unknown("", at[0], File.model_fields).removeprefix(": ")
         case "missing" if name:
