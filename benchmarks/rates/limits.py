@@ -234,6 +234,21 @@ def directions(size: int) -> float:
     return float(np.median([run.history["round"][i] for run, i in zip(found, first, strict=True)]))
 
 
+# Seeds: FedKSeed's answer is the projection of x* − x0 onto the span of K directions
+
+
+def beyond_seeds(left: int) -> float:
+    """‖x − x*‖² with K of 256 directions, the mean of eight x*; randomised Kaczmarz steps, η = 1/n."""
+    n, solutions = 256, np.random.default_rng(0).normal(size=(8, 256)) / 16
+    method = fs.FedKSeed(1 / n, 1e-2, K=n - left, tau=50)
+    away = []
+    for solution in solutions:
+        data = federation(np.ones((1, n)), solution[None])
+        (found,) = runs(fs.Minimization(loss), method, data, np.zeros(n), 400, seeds=range(1), eval_every=400)
+        away.append(float(((found.x - solution) ** 2).sum()))
+    return float(np.mean(away))
+
+
 LAWS = (
     Law("FedAvg", "drift", "‖x − x*‖", "1/γ", -1, STEPS, drift),
     Law("FedAvg", "drift", "‖x − x*‖", "H − 1", 1, (1, 4, 16), drift_in_steps),
@@ -333,6 +348,7 @@ LAWS = (
         beyond(lambda n: fs.FedGDRO(0.2 / n, 1 / n)),
     ),
     Law("QFedAvg", "q → ∞", "largest loss", "q", -1, (4, 8, 16), beyond(lambda q: fs.QFedAvg(1.0, q))),
+    Law("FedKSeed", "span", "‖x − x*‖²", "n − K", 1, (128, 192, 240), beyond_seeds),
     Law("DeComFL", "Nesterov, Spokoiny", "rounds", "n + 4", 1, (8, 32, 128), directions),
     Law("DeComFL", "variance", "E‖d − ∇f‖²", "P", -1, (1, 4, 16), variance),
 )

@@ -97,6 +97,7 @@ def test_a_penalised_mixture():
     np.testing.assert_allclose(solve(fs.FedAPD(0.3 / L, 0.1, rho=1e5), 500).x, mean, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_its_rule_is_certified():
     method = fs.plan(PROBLEM, DATA, np.zeros(N), method="FedAPD").method
     assert fs.certify(solve(method, 500)).solved
