@@ -178,7 +178,7 @@ class GrpcServer:
             stream = self._streams.get(site)
             return None if stream is None else stream.session
 
-    async def _serve(self, incoming: AsyncIterator[bytes], context: Any) -> None:
+    async def _serve(self, _: AsyncIterator[bytes], context: Any) -> None:
         """One connection of a site."""
         shown, told = context.auth_context(), dict(context.invocation_metadata())
         self._knocks.shown(context.peer())  # type: ignore[union-attr]  # there since it listens
@@ -195,7 +195,7 @@ class GrpcServer:
             log.warning("refused %r from %s: %s", name, context.peer(), why)
             await context.abort(code, why)
         log.info("%s is there", name)
-        listening = asyncio.create_task(self._listen(self.names.index(name), arriving, incoming))
+        listening = asyncio.create_task(self._listen(self.names.index(name), arriving, context))
         try:
             while (parts := await arriving.outbox.get()) is not None:
                 await self._write(context, parts)
@@ -232,15 +232,18 @@ class GrpcServer:
             self._changed.notify_all()
             return True
 
-    async def _listen(self, i: int, stream: Stream, incoming: AsyncIterator[bytes]) -> None:
+    async def _listen(self, i: int, stream: Stream, context: Any) -> None:
         # gRPC does not say which: a message that is too large may end a stream like a site that hangs up.
         why = f"it hung up, the connection broke, or a message was larger than {self.limit} bytes"
         try:
-            async for message in incoming:
+            # gRPC's iterator would keep a site's last message, which may be a model, until the next one
+            while (message := await context.read()) is not grpc.aio.EOF:
                 if refused := self._refused(stream):
                     why = refused
                     break
-                if not self._take(i, stream, message):
+                goes_on = self._take(i, stream, message)
+                del message
+                if not goes_on:
                     why = "it sent too much that nobody asked for"
                     break
         except Exception as error:  # gRPC's own, whatever ended the stream
