@@ -15,8 +15,7 @@ import jax
 from fedstrata.core.client import Client, opened
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree
-from fedstrata.data.storage import Placed
-from fedstrata.support.device import free_bytes
+from fedstrata.data.storage import Placed, free_bytes
 
 ROOM = 2**28  # bytes of a measurement's temporaries on a device that does not say how much memory is free
 DERIVATIVES = 8  # arrays of the size of each one of a forward pass, in a product with a Hessian

@@ -401,6 +401,12 @@ def common_structure(datasets: list[Placed]) -> list[Placed]:
     ]  # fmt: skip
 
 
+def free_bytes() -> int | None:
+    """The bytes that are free on the device, if it says so; CPUs do not."""
+    stats = jax.local_devices()[0].memory_stats()
+    return None if not stats else stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0)
+
+
 def device_dtype(leaf: np.ndarray) -> np.dtype:
     """JAX's default dtype for floats, JAX's own for wide integers; small integers stay as they are."""
     if leaf.dtype.kind == "f":

@@ -17,8 +17,8 @@ import numpy as np
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Setup
 from fedstrata.core.types import Array, Integer, PyTree
+from fedstrata.data.storage import free_bytes
 from fedstrata.engines.engine import Engine, Lane
-from fedstrata.support.device import free_bytes
 from fedstrata.support.digest import Reader
 from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import compiling, remark, uncollected

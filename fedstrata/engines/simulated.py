@@ -28,7 +28,7 @@ from fedstrata.core.hyperparameters import check_fields
 from fedstrata.core.method import Method
 from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, PyTree
-from fedstrata.data.storage import Placed, SizeGroup
+from fedstrata.data.storage import Placed, SizeGroup, free_bytes
 from fedstrata.engines.engine import Advanced, Carry, Chunk, Engine, Job, Lane
 from fedstrata.engines.metrics import is_asked
 from fedstrata.engines.programs import (
@@ -43,7 +43,6 @@ from fedstrata.engines.programs import (
     values_of,
 )
 from fedstrata.engines.rounds import before_rounds, cohorts_of, finite, measure, one_round, secret_of
-from fedstrata.support.device import free_bytes
 from fedstrata.support.tracing import traced
 
 Found = TypeVar("Found")
