@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.core.counting import Ledger
+from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.solving.certificate import Certificate, Verdict
 from fedstrata.support import html
@@ -119,8 +120,12 @@ class Result:
         words = [name, f"{self.ledger.rounds} rounds"] + [self.status] * (self.status != "done")
         if self.verdict is not None:
             words.append(self.verdict)
+        moving = _at_current_y(self.problem)
         for metric, values in itertools.islice(self._main().items(), 2):
-            words.append(f"{metric} {html.number(float(values[0]))} → {html.number(float(values[-1]))}")
+            where = " at the current y" if metric in moving else ""
+            words.append(
+                f"{metric}{where} {html.number(float(values[0]))} → {html.number(float(values[-1]))}"
+            )
         words.append(f"{self.weights} weights")
         compiled = f" ({self.compiling:.3g} compiling)" if self.compiling else ""
         return [*words, f"{self.ledger.bytes_up:,} bytes up", f"{self.seconds:.3g} s{compiled}"]
@@ -278,3 +283,10 @@ def _describe(tree: PyTree) -> Any:
 def _rebuild(shape: Any, prefix: str, arrays: dict[str, np.ndarray]) -> PyTree:
     count = sum(name.startswith(f"{prefix}/") for name in arrays)
     return from_json(shape, [jnp.asarray(arrays[f"{prefix}/{j}"]) for j in range(count)])
+
+
+def _at_current_y(problem: Problem | None) -> set[str]:
+    """The default metrics that depend on the y of the moment, which need not solve its level."""
+    if problem is None or not problem.has_y or type(problem).measure is not Problem.measure:
+        return set()
+    return {level.name for level in problem.levels if level.variable == "x" and "y" in level.arguments}
