@@ -91,6 +91,17 @@ def test_gains_are_counted_patient_by_patient():
     assert "elsewhere no difference is beyond chance (Hungary +0.0, Long Beach +0.0)" in text
 
 
+@pytest.mark.parametrize(
+    ("won", "words"), [(9, "gains in Cleveland"), (1, "makes no difference beyond chance")]
+)
+def test_what_is_not_there_is_not_said(won, words):
+    """No hospital loses, and none gains: in each case there is a sentence without them."""
+    label = demo.LABELS["FedMSA"]
+    text = demo.findings([run(label, s, (won, 1, 1, 1), (1, 1, 1, 1), (50,) * 4) for s in (0, 1)])
+    assert text.partition("\n\n")[0].endswith(f"**one for all (FedMSA)** {words}.")
+    assert "loses" not in text
+
+
 def test_of_a_run_that_diverged_nothing_is_said():
     runs = [run(demo.LABELS["AFL"], 0, (9,) * 4, (0,) * 4, (20,) * 4, accuracy=np.nan)]
     assert demo.findings(runs).endswith("a run diverged, so there is no result.")

@@ -265,11 +265,9 @@ def findings(runs: Sequence[RunRecord]) -> str:
         every = gains(runs, label)
         sure = {"gains": [g for g in every if g.low > 0], "loses": [g for g in every if g.high < 0]}
         rest = [f"{g.name} {_points(g.mean)}" for g in every if g.low <= 0 <= g.high]
-        named = [f"{verb} in {_listed([g.name for g in sites])}" for verb, sites in sure.items() if hospitals]
+        named = [f"{verb} in {_listed([g.name for g in sites])}" for verb, sites in sure.items() if sites]
         short.append(f"**{label}** {' and '.join(named) or 'makes no difference beyond chance'}")
-        words = [
-            f"{verb} in {', '.join(map(str, hospitals))}" for verb, hospitals in sure.items() if hospitals
-        ]
+        words = [f"{verb} in {', '.join(map(str, sites))}" for verb, sites in sure.items() if sites]
         if rest:
             where = "no" if len(rest) == M else "elsewhere no"
             words.append(f"{where} difference is beyond chance ({', '.join(rest)})")
