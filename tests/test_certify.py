@@ -248,3 +248,28 @@ def test_a_point_of_another_shape_is_refused_in_words():
     data = fs.FederatedData.from_clients([{"a": np.ones((2, 3))}])
     with pytest.raises(TypeError, match=r"loss\(x, sample\)"):
         fs.certify(fs.Minimization(lambda x, s: (s["a"] @ x) ** 2), data, np.ones(4))
+
+
+def test_a_plateau_far_from_a_minimiser_is_not_a_solution():
+    """F(x) = 1 − e^{−x²} + 10 max(x, 0)² is 1 at x = −50, where it has no slope, and above at the start."""
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    problem = fs.Minimization(
+        lambda x, s: s["a"] * (1 - jnp.exp(-(x[0] ** 2)) + 10 * jnp.maximum(x[0], 0) ** 2)
+    )
+    far = fs.certify(problem, data, np.full(1, -50.0), x0=np.ones(1))
+    assert not far.solved
+    assert "constant around x" in far.advice
+    assert fs.certify(problem, data, np.zeros(1), x0=np.ones(1)).solved
+
+
+def test_a_lower_level_that_is_linear_has_no_solution():
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    problem = fs.Bilevel(lambda x, y, s: (y**2).sum(), lambda x, y, s: x @ y, same_samples=True)
+    assert "no solution" in fs.certify(problem, data, np.ones(1), np.zeros(1)).advice
+
+
+def test_a_problem_that_needs_the_server_s_data_says_so():
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    problem = fs.Personalized(lambda x, s: x @ x, lambda x, y: ((x - y) ** 2).sum(), lambda x, y, s: y @ y)
+    with pytest.raises(ValueError, match="data at the server"):
+        fs.certify(problem, data, np.ones(1), np.ones((1, 1)))

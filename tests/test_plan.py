@@ -135,3 +135,10 @@ def test_recommendations_leave_out_what_needs_all_clients_or_solves_another_prob
     assert "all clients" in by_name["Scaffnew"].reasons[0]
     assert by_name["AFL"].avoid
     assert "SCAFFOLD" in repr(found)
+
+
+@pytest.mark.slow
+def test_independent_draws_are_planned_for_as_cohorts_of_that_size():
+    problem, data, _ = ridge()
+    cohort, drawn = (fs.plan(problem, data, np.zeros(4), participation=p) for p in (2, fs.Poisson(0.9)))
+    assert repr(cohort.method) == repr(drawn.method)

@@ -179,11 +179,11 @@ def case_of(
     if data.source is not None:
         raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")
     judged = problem if method is None else method.judged_as(problem)
-    if problem is result and not problem.has_y:  # a point with a y is checked where the level is solved
-        train = data.sample_of()
-        problem.check(
-            problem.start_x(x), None, train, train if data.valid is None else data.sample_of("valid")
-        )
+    if problem is result:
+        train, begun = data.sample_of(), problem.start_x(x)
+        problem.check_server(begun, data.sample_of("server"))
+        if not problem.has_y:  # one with a y is checked where the level is solved
+            problem.check(begun, None, train, train if data.valid is None else data.sample_of("valid"))
     start = None if x0 is None else problem.start_x(x0)
     x, y, x0, y0 = map(double, (problem.start_x(x), y, start, y0))
     return Case(judged, data.placed(), weights, x, y, x0, y0, until)
@@ -315,7 +315,13 @@ def search(objective: Objective, case: Case) -> Judgement:
     away = _beside(inside, begun)
     beside = f(f.onto(inside + away))[0]
     worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
-    found = _best(f.minimise, inside, away, value, worth)
+    found, remarks = _best(f.minimise, inside, away, value, worth), list(objective.remarks)
+    if abs(beside - value) <= ROUNDED * worth and not found.value < value - ROUNDED * worth:
+        # around x F is constant: a minimiser, or a plateau far away from all of them, as a start tells
+        other = _best(f.minimise, begun, _beside(begun, inside), start, worth)
+        if other.value < value - 1e-5 * worth:
+            found = other
+            remarks.append("F is constant around x, and lower elsewhere")
     known = abs(value) + abs(start) + worth
     if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
@@ -339,7 +345,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         float(np.linalg.norm(inside - found.x)) / length,
         most=reach,
         outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
-        remarks=tuple(objective.remarks),
+        remarks=tuple(remarks),
         converged=found.converged,
         behind=_behind(objective, case),
         notes=tuple(objective.notes),

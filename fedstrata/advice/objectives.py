@@ -461,7 +461,11 @@ def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tupl
             if not np.isfinite(float(solved.last)) or size > 1e6 * (1 + float(tree.norm(again))) or low < 0:
                 raise NotCertifiable("the lower level has no minimiser at x: it is concave there")
         if low <= FLAT * high:
-            raise NotCertifiable("the lower level has many solutions at x, so that F is not defined by it")
+            if solved.last > 1e-3 * solved.first:
+                raise NotCertifiable("no solution of the lower level was found at x: it is linear somewhere")
+            raise NotCertifiable(
+                "the lower level has many solutions at x, or a kink there, so that F is not defined by it"
+            )
     else:
         _unique(level, data, x, solved, start)
     if not solved.close:

@@ -27,7 +27,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.classes import MultiSequence
 from fedstrata.problems.fairness import Hard
 from fedstrata.problems.measured import Conditions, Constants, Measured, NoRule, Practical
-from fedstrata.solving.pose import check_point, participants_of
+from fedstrata.solving.pose import check_point, expected_participants
 from fedstrata.support import html
 from fedstrata.support.points import as_floats
 from fedstrata.support.shown import aligned
@@ -137,7 +137,7 @@ def conditions(
 ) -> Conditions:
     """Measure a problem at a start."""
     x, y = start(problem, data, x0, y0)
-    participants = participants_of(participation, data.clients)
+    participants = expected_participants(participation, data.clients)
     measured = constants(problem, data, x, y, weights=weights)
     sizes = {"dimension": tree.dimension(x), "dimension_y": tree.dimension(y)}
     return Conditions(problem, measured, data.clients, participants, rounds=rounds, **sizes)

@@ -44,7 +44,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     """The verdict on a point that is not a solution, and a sentence."""
     close = relative <= target**2 or found.distance <= target
     if found.remarks:
-        return "not certifiable", f"{found.remarks[0].capitalize()}: take a method or a start that avoids it."
+        return (
+            "not certifiable",
+            f"Not certifiable: {found.remarks[0]}; take a method or a start that avoids it.",
+        )
     if found.outside > target and relative <= target:
         return "on its way", (
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
@@ -109,8 +112,9 @@ def _of_trace(
     if method is not None and method.scheduled(0):
         return "on its way", "Its steps become short too early: let them fall more slowly."
     return "biased by drift", (
-        "It has stopped elsewhere, so that further rounds do not help: its steps are biased. Take a smaller "
-        "smoothing radius, solve inner problems more accurately, or take another method."
+        "It has stopped elsewhere, so that further rounds do not help: its steps, or its channel, are "
+        "biased. Take a smaller smoothing radius, solve inner problems more accurately, clip less, or take "
+        "another method."
     )
 
 

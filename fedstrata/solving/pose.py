@@ -294,6 +294,13 @@ def participants_of(participation: Any, clients: int) -> int:
     )
 
 
+def expected_participants(participation: Any, clients: int) -> int:
+    """The number of clients that usually take part; not all of them, where each is drawn by itself."""
+    if isinstance(participation, Poisson) and participation.q < 1:
+        return max(1, min(round(participation.q * clients), clients - 1))
+    return participants_of(participation, clients)
+
+
 def _metrics(metrics: Mapping[str, Any] | None, data: FederatedData) -> dict[str, UserMetric]:
     if metrics is not None and not isinstance(metrics, Mapping):
         raise TypeError(
