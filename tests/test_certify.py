@@ -273,3 +273,9 @@ def test_a_problem_that_needs_the_server_s_data_says_so():
     problem = fs.Personalized(lambda x, s: x @ x, lambda x, y: ((x - y) ** 2).sum(), lambda x, y, s: y @ y)
     with pytest.raises(ValueError, match="data at the server"):
         fs.certify(problem, data, np.ones(1), np.ones((1, 1)))
+
+
+def test_a_loss_that_draws_is_said_to_be_judged_without_randomness():
+    data = fs.FederatedData.from_clients([{"a": np.ones(2)}])
+    loss = fs.stochastic(lambda x, s, key: ((x - s["a"]) ** 2).sum())
+    assert any("randomness" in word for word in fs.certify(fs.Minimization(loss), data, np.ones(1)).remarks)

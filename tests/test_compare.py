@@ -41,6 +41,8 @@ def test_a_budget_in_bytes_and_what_is_refused():
         PROBLEM, [fs.FedAvg(0.5)], DATA, np.zeros(1), budget={"bytes": 160}, seeds=1, progress=False
     )
     assert found.entries[0].rounds[-1] == 10
+    with pytest.raises(TypeError, match="before the data"):
+        fs.compare(PROBLEM, DATA, np.zeros(1), [fs.FedAvg(0.5)], budget=5)
     with pytest.raises(ValueError, match="of one class"):
         fs.compare(PROBLEM, [fs.FedAvg(0.5), fs.FedAvg(0.1)], DATA, np.zeros(1), budget=5)
     with pytest.raises(ValueError, match="budget has no 'hours'"):

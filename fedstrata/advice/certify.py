@@ -54,6 +54,7 @@ NOTHING = 1e-9  # of the way from the start: a shorter solution counts as zero
 ROUNDED = 1e-12  # of a value: a smaller difference is rounding
 UNBOUNDED = 1e6  # times the known values: a larger decrease means that F is not bounded below
 PULLED = 3e-4  # of a step of f alone: the least length that errors of a selection are compared with
+DRAWN = "a loss that draws is judged without randomness, where its solution may be another one"
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # for all searches, as long as each may have the fewest evaluations
 
@@ -348,7 +349,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         remarks=tuple(remarks),
         converged=found.converged,
         behind=_behind(objective, case),
-        notes=tuple(objective.notes),
+        notes=(*objective.notes, *([DRAWN] if any(level.draws for level in case.problem.levels) else [])),
         calls=f.calls,
         slope=float(np.linalg.norm(slope)),
     )

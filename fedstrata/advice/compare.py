@@ -267,8 +267,7 @@ def compare(
     >>> [entry.cost("rounds", 0.25) for entry in found.entries]
     [1.0, 1.0, 7.0, 7.0]
     """
-    cases = _cases(problems, data, x0, y0)
-    named = _named(methods)
+    named, cases = _named(methods), _cases(problems, data, x0, y0)
     if steps not in ("given", "planned", "tuned"):
         raise ValueError(f"steps must be 'given', 'planned' or 'tuned', but is {steps!r}.")
     if not 0 < target < 1:
@@ -307,6 +306,11 @@ def _cases(problems: Any, data: Any, x0: PyTree, y0: PyTree) -> dict[str, Case]:
 def _named(methods: Any) -> dict[str, Entrant]:
     if isinstance(methods, Mapping):
         return {str(name): method for name, method in methods.items()}
+    if isinstance(methods, str) or not isinstance(methods, Sequence):
+        raise TypeError(
+            "compare takes a list of methods, or a dictionary with their names, before the data: "
+            f"fs.compare(problem, methods, data, x0, budget=…), but got a {type(methods).__name__}."
+        )
     names = [_name(method) for method in methods]
     if len(set(names)) < len(names):
         raise ValueError("Two methods are of one class: give them names, {'short': fs.FedAvg(0.1), …}.")
