@@ -13,8 +13,9 @@ near or a hundred times farther away. Solutions come from closed forms, linear p
 *Right* is an x within 1 % of the solution, or an excess within 10⁻⁴ of the start's and of zero's; *value*
 counts these, and those whose value of F is within 1 % of the best one, which asks for less. *Told* is a run
 that is not right and says that it is not solved, *missed* one that says it is, and *alarmed* a right one that
-says it is not. ``--timed`` adds "work", the seconds of all stages, measurements and certificates, and
-"alone", those of a run of the final method, both without compilation. ``--who docs`` takes the steps of the
+says it is not. ``--timed`` adds "work", the seconds of all stages, measurements and certificates in a second
+call, which finds its programs compiled, and "alone", those of a run of the final method; a median and
+quantiles of their ratio are below the table. ``--who docs`` takes the steps of the
 documentation's programs in place of "auto", ``--who tuned`` what is usually done: FedAvg, FedNest and
 LocalSGDA with a grid of steps, the best by their last loss.
 """
@@ -530,18 +531,6 @@ def alone(trial: Trial, result: fs.Result, options: dict[str, Any]) -> float:
     return max(runs[-1].seconds - runs[-1].compiling, 1e-4)
 
 
-def _compiled() -> list[float]:
-    """A list that collects the seconds of all compilations from now on."""
-    found: list[float] = []
-
-    def listen(event: str, duration_secs: float, **_: str | int) -> None:
-        if event.startswith("/jax/core/compile"):
-            found.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    return found
-
-
 def outcome(drawn: Drawn, who: str, seconds: float | None, timed: bool = False) -> dict[str, Any]:
     """Solve one problem, and judge the answer."""
     jax.config.update("jax_enable_x64", drawn.x64)
@@ -550,7 +539,7 @@ def outcome(drawn: Drawn, who: str, seconds: float | None, timed: bool = False) 
         "class": drawn.name, "seed": drawn.seed, "who": who, "x64": drawn.x64, "participation": participation,
         **trial.options, "problem": CLASSES[drawn.name][drawn.seed % len(CLASSES[drawn.name])].__name__,
     }  # fmt: skip
-    compiling, began = _compiled(), time.perf_counter()
+    began = time.perf_counter()
     try:
         result = solved(trial, participation, drawn.seed, who, seconds)
     except Exception as error:  # a crash is a failure that was told
@@ -559,8 +548,10 @@ def outcome(drawn: Drawn, who: str, seconds: float | None, timed: bool = False) 
     if result is None:
         return line | {"key": "none"}
     took, truth, certificate = _since(began), trial.truth(result.x), result.certificate
-    work = took - sum(compiling)
     if timed:
+        began = time.perf_counter()
+        again = solved(trial, participation, drawn.seed, who, seconds)
+        work = _since(began) - (again.compiling if again else 0.0)
         options = {**trial.options, "participation": participation, "seed": drawn.seed}
         line |= {"work": round(work, 3), "alone": round(alone(trial, result, options), 4)}
     at, best = flat(getattr(result.x, "x", result.x)), flat(trial.x_star)
@@ -592,8 +583,9 @@ def _close(value: float | None) -> bool:
     return value is not None and value <= 1e-2
 
 
-def summary(lines: Iterable[dict[str, Any]]) -> str:
+def summary(outcomes: Iterable[dict[str, Any]]) -> str:
     """The table of all outcomes."""
+    lines = list(outcomes)
     counts: dict[str, Counter[str]] = {}
     for line in lines:
         if line["key"] == "none":
@@ -607,7 +599,13 @@ def summary(lines: Iterable[dict[str, Any]]) -> str:
     columns = ("problems", "right", "value", "told", "missed", "between", "alarmed", "seconds")
     names = [name for name in (*CLASSES, "all") if name in counts]
     rows = [f"| {name} | {' | '.join(str(counts[name][key]) for key in columns)} |" for name in names]
-    return "\n".join([f"| class | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", *rows])
+    table = [f"| class | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|", *rows]
+    if times := [(line["work"], line["alone"]) for line in lines if "work" in line]:
+        work, alone = np.array(times).T
+        for name, values in (("work/alone", work / alone), ("work − alone, s", work - alone)):
+            marks = ", ".join(f"{q} % {np.percentile(values, q):.2g}" for q in (10, 50, 90))
+            table.append(f"\n{name}: {marks} ({len(times)} runs)")
+    return "\n".join(table)
 
 
 def read(files: list[str]) -> Iterator[dict[str, Any]]:

@@ -324,17 +324,12 @@ class _Meter:
 
     def jacobian(self, problem: MultiSequence) -> np.ndarray | None:
         """The Jacobian of all maps by (x, Z), column by column; None if it is too large."""
-        z, unravel = ravel_pytree((self.case.x, self.case.y))
+        z, _ = ravel_pytree((self.case.x, self.case.y))
         if z.size > MOST_MAPS:
             return None
-        maps = sequences_of(problem, self.case.weights)
         self.book("products", z.size)
         self.exchanges += int(z.size)
-
-        def flat(z: Array) -> Array:
-            return ravel_pytree(maps(unravel(z), self.case.data))[0]
-
-        return np.asarray(jit(jax.jacfwd(flat))(z))
+        return np.asarray(_jacobian(problem, self.case.weights)((self.case.x, self.case.y), self.case.data))
 
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
         """The product with ∇²_xx f at (x, y(x)), if there is a lower level."""
@@ -382,24 +377,9 @@ class _Meter:
         """‖∇_y G‖ of the followers' map, and the least eigenvalue of its symmetric part, over all samples."""
         case, data = self.case, self.case.data
         y = case.y if _taken(problem, case) else _one(case.y)
-        flat, unravel = ravel_pytree(y)
-        steps = min(self.steps, flat.size)
-
-        def of_sample(sample: PyTree) -> Any:
-            def G(z: Array) -> Array:
-                return ravel_pytree(problem.follower(case.x, unravel(z), sample))[0]
-
-            def product(v: Array) -> Array:
-                return jax.jvp(G, (flat,), (v,))[1]
-
-            def transposed(v: Array) -> Array:
-                return jax.vjp(G, flat)[1](v)[0]
-
-            v = start_of(flat)
-            square = lanczos(lambda v: transposed(product(v)), v, steps)[:2]
-            return square, lanczos(lambda v: (product(v) + transposed(v)) / 2, v, steps)[:2], G(flat)
-
-        square, symmetric, G = jax.tree.map(np.asarray, jit(jax.vmap(of_sample))(data.train))
+        steps = min(self.steps, tree.dimension(y))
+        program = _followers(problem, case.weights)
+        square, symmetric, G = jax.tree.map(np.asarray, program(steps, case.x, y, data.train))
         L = np.sqrt([max(ends(a, b)[1], 0.0) for a, b in zip(*square, strict=True)])
         mu = np.array([ends(a, b)[0] for a, b in zip(*symmetric, strict=True)])
         owners = np.repeat(np.arange(data.clients), np.asarray(data.sizes))
@@ -420,6 +400,44 @@ class _Meter:
         return Measured(
             float(L.max()), float(mu.min()), L_of, mu_of, size, apart, 0.0, noise, 0.0, np.nan, np.nan
         )
+
+
+@kept
+def _followers(problem: MPEC, _: Weights) -> Callable[..., Any]:
+    """Of every sample the spectra of ∇_y Gᵀ∇_y G and of ∇_y G's symmetric part, and G."""
+
+    def program(steps: int, x: PyTree, y: PyTree, samples: PyTree) -> Any:
+        flat, unravel = ravel_pytree(y)
+
+        def of_sample(sample: PyTree) -> Any:
+            def G(z: Array) -> Array:
+                return ravel_pytree(problem.follower(x, unravel(z), sample))[0]
+
+            def product(v: Array) -> Array:
+                return jax.jvp(G, (flat,), (v,))[1]
+
+            def transposed(v: Array) -> Array:
+                return jax.vjp(G, flat)[1](v)[0]
+
+            v = start_of(flat)
+            square = lanczos(lambda v: transposed(product(v)), v, steps)[:2]
+            return square, lanczos(lambda v: (product(v) + transposed(v)) / 2, v, steps)[:2], G(flat)
+
+        return jax.vmap(of_sample)(samples)
+
+    return jit(program, static_argnums=0)
+
+
+@kept
+def _jacobian(problem: MultiSequence, weights: Weights) -> Callable[[PyTree, Placed], Array]:
+    """The Jacobian of all maps at a point."""
+    maps = sequences_of(problem, weights)
+
+    def program(point: PyTree, data: Placed) -> Array:
+        z, unravel = ravel_pytree(point)
+        return jax.jacfwd(lambda z: ravel_pytree(maps(unravel(z), data))[0])(z)
+
+    return jit(program)
 
 
 def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fedstrata.advice.lower import kept
 from fedstrata.core import tree
 from fedstrata.core.problem import Problem, Projection
-from fedstrata.core.types import Array, PyTree
+from fedstrata.core.types import Array, PyTree, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.support.frozen import jit
 
@@ -39,15 +41,22 @@ def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
 def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | None]:
     """The projection onto the set of x, which returns None if it finds no common point of clients' sets."""
     project = problem.set_of_x
+    program = _program(problem, "uniform")  # which weighs nothing here
     if project.shared:
-        return jit(lambda z: project(z))
-    program = jit(partial(_intersection, project))
+        return program
 
     def onto(z: PyTree) -> PyTree | None:
         found, apart = program(data, z)
         return found if apart <= ACCURATE * (1 + tree.norm(z)) else None
 
     return onto
+
+
+@kept
+def _program(problem: Problem, _: Weights) -> Callable[..., Any]:
+    """Compiled once: the projection onto a common set, or that of `_intersection`."""
+    project = problem.set_of_x
+    return jit(lambda z: project(z)) if project.shared else jit(partial(_intersection, project))
 
 
 def _intersection(project: Projection, data: Placed, z: PyTree) -> tuple[PyTree, Array]:

@@ -329,25 +329,25 @@ def equations(at: Conditions) -> TwoLevels:
     J, n = at.constants.jacobian, at.dimension
     if J is None:
         raise NoRule("the Jacobian of the maps was not measured, because there are too many variables")
-    size = np.abs(np.linalg.eigvals(J)).max()
-    tried = [(a / size, b / size) for a in 0.5 ** np.arange(-1, 16) for b in 0.5 ** np.arange(-4, 12)]
-    radii = [_radius(J, np.where(np.arange(len(J)) < n, a, b)) for a, b in tried]
+    size, of_x = np.abs(np.linalg.eigvals(J)).max(), np.arange(len(J)) < n
+    powers = np.meshgrid(0.5 ** np.arange(-1, 16), 0.5 ** np.arange(-4, 12), indexing="ij")
+    pairs = np.stack(powers, -1).reshape(-1, 2) / size
+    radii = _radii(J, np.where(of_x, pairs[:, :1], pairs[:, 1:]))
     best = int(np.argmin(radii))
     if not radii[best] < 1:
         raise NoRule("no steps make the maps' linearisation contract")
-    shorter = at.participants / at.clients / at.slower
-    alpha, beta = (step * shorter for step in tried[best])
-    radius = _radius(J, np.where(np.arange(len(J)) < n, alpha, beta))
-    return TwoLevels(alpha, beta, 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",))
+    alpha, beta = pairs[best] * (at.participants / at.clients / at.slower)
+    radius = float(_radii(J, np.where(of_x, alpha, beta)))
+    return TwoLevels(float(alpha), float(beta), 1 - radius, ("alpha, beta: fastest on the maps' Jacobian",))
 
 
-def _radius(J: np.ndarray, steps: np.ndarray) -> float:
-    """The spectral radius of the iteration; infinite if somewhat longer steps diverge."""
+def _radii(J: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    """The spectral radii of the iterations; infinite if somewhat longer steps diverge."""
 
-    def of(factor: float) -> float:
-        return float(np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[:, None] * J)).max())
+    def of(factor: float) -> np.ndarray:
+        return np.abs(np.linalg.eigvals(np.eye(len(J)) - factor * steps[..., None] * J)).max(-1)
 
-    return of(1.0) if of(DAMPED) < 1 else np.inf
+    return np.where(of(DAMPED) < 1, of(1.0), np.inf)
 
 
 def inner_steps(at: Conditions) -> tuple[int, int]:
