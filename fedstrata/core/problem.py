@@ -19,7 +19,7 @@ from fedstrata.core import tree
 from fedstrata.core.term import Term, positional
 from fedstrata.core.types import Function, PyTree, Weights
 from fedstrata.support import html
-from fedstrata.support.digest import reached, values_only
+from fedstrata.support.digest import marked, reached
 from fedstrata.support.frozen import Frozen
 from fedstrata.support.hints import hint
 from fedstrata.support.shown import line, shapes, short
@@ -255,7 +255,7 @@ class Problem:
     def without_derivatives(self) -> list[str]:
         """The fields whose functions have no derivatives; see `fedstrata.black_box`."""
         names = [f.name for f in fields(self) if f.init and f.name not in self.sets]  # type: ignore[arg-type]
-        return [name for name in names if values_only(vars(self)[name])]
+        return [name for name in names if marked(vars(self)[name], "values_only")]
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
         """The default metrics at a point, by the engine's full ``mean``: of every level that is minimised."""

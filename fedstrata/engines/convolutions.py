@@ -130,11 +130,14 @@ def product(form: str, u: Array, w: Array, *, params: dict[str, Any]) -> Array:
         beside = jnp.concatenate(pieces, -1)  # g, c, window, (positions n)
         y = times(beside, w, range(1, last), [last - 1, *range(1, last - 1)])
         y = jnp.moveaxis(y.reshape(groups, *out, -1, y.shape[-1]), -2, 1)  # g, n, positions, o
-    n, o, *space = (
-        spec.out_spec
-    )  # where axes of y, which are g, n, space, o, belong: g before o, merged with it
-    order = sorted([(n, 1), (o, 0), (o, last), *((axis, 2 + k) for k, axis in enumerate(space))])
-    y = y.transpose([axis for _, axis in order])
+    return _in_place(y, spec.out_spec)
+
+
+def _in_place(y: Array, out_spec: Sequence[int]) -> Array:
+    """The axes of y, which are g, n, space and o, where they belong: g before o, merged with it."""
+    n, o, *space = out_spec
+    places = [(n, 1), (o, 0), (o, y.ndim - 1), *((axis, 2 + k) for k, axis in enumerate(space))]
+    y = y.transpose([axis for _, axis in sorted(places)])
     return y.reshape(*y.shape[:o], -1, *y.shape[o + 2 :])
 
 

@@ -21,7 +21,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -261,6 +261,30 @@ class TorchLoss:
 
         return torch.func.vmap(one)(outputs, labels)
 
+    def _weighted(self, x: Any, samples: Any, c: Any) -> Any:
+        """W, the weighted sum of the samples' gradients."""
+        import torch
+
+        return torch.func.grad(lambda x: (c * self._losses(x, samples)).sum())(x)
+
+    def _product(self, x: Any, samples: Any, c: Any, v: Any) -> Any:
+        gradient = self._weighted(x, samples, c)
+        return sum((gradient[name] * v[name]).sum() for name in gradient)
+
+    def _along(self, x: Any, samples: Any, v: Any) -> Any:
+        """J, the derivative of the losses along v."""
+        import torch
+
+        c = torch.zeros(len(next(iter(samples.values()))), dtype=next(iter(x.values())).dtype)
+        # W is linear in c, and J its derivative in c: two reverse passes replace a forward pass
+        return torch.func.grad(lambda c: self._product(x, samples, c, v))(c.to(self._device))
+
+    def _curved(self, x: Any, samples: Any, c: Any, v: Any) -> Any:
+        """H, the derivative of W along v."""
+        import torch
+
+        return torch.func.grad(lambda x: self._product(x, samples, c, v))(x)
+
     def _run(self, function: Callable[..., Any], axes: int, arguments: list[Any]) -> Any:
         """``function`` over leading axes (clients, directions, …): by torch.func.vmap, else in a loop."""
         if not self._in_turn:
@@ -329,43 +353,6 @@ def _over(function: Callable[..., Any], axes: int, arguments: list[Any], in_turn
     return jax.tree.map(lambda *parts: torch.stack(parts), *parts)
 
 
-class _Passes(NamedTuple):
-    """The functions that PyTorch computes: the losses V, W = Σ c ∇ℓ, and their derivatives along v."""
-
-    values: Function
-    weighted: Function
-    along: Function
-    curved: Function
-
-
-def _passes(loss: TorchLoss) -> _Passes:
-    def values(x: Any, samples: Any) -> Any:
-        return loss._losses(x, samples)
-
-    def weighted(x: Any, samples: Any, c: Any) -> Any:
-        import torch
-
-        return torch.func.grad(lambda x: (c * loss._losses(x, samples)).sum())(x)
-
-    def product(x: Any, samples: Any, c: Any, v: Any) -> Any:
-        gradient = weighted(x, samples, c)
-        return sum((gradient[name] * v[name]).sum() for name in gradient)
-
-    def along(x: Any, samples: Any, v: Any) -> Any:
-        import torch
-
-        c = torch.zeros(len(next(iter(samples.values()))), dtype=next(iter(x.values())).dtype)
-        # W is linear in c, and J its derivative in c: two reverse passes replace a forward pass
-        return torch.func.grad(lambda c: product(x, samples, c, v))(c.to(loss._device))
-
-    def curved(x: Any, samples: Any, c: Any, v: Any) -> Any:
-        import torch
-
-        return torch.func.grad(lambda x: product(x, samples, c, v))(x)
-
-    return _Passes(values, weighted, along, curved)
-
-
 def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, graph: bool = True) -> Any:
     """A pass as a callback; PyTorch maps over the leading axes that JAX adds."""
     axes = [leaf.ndim for leaf in jax.tree.leaves(args)]
@@ -389,7 +376,7 @@ def _call(loss: TorchLoss, function: Function, shape: PyTree, *args: PyTree, gra
 
 def _differentiable(loss: TorchLoss) -> Function:
     """``each(x, samples)`` with the derivatives in the module's docstring."""
-    passes, call = _passes(loss), functools.partial(_call, loss)
+    call = functools.partial(_call, loss)
 
     def like(x: PyTree) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), x)
@@ -400,17 +387,17 @@ def _differentiable(loss: TorchLoss) -> Function:
 
     @jax.custom_jvp
     def V(x: PyTree, samples: PyTree) -> Array:
-        return call(passes.values, of_samples(x, samples), x, samples, graph=False)
+        return call(loss._losses, of_samples(x, samples), x, samples, graph=False)
 
     @functools.partial(V.defjvp, symbolic_zeros=True)
     def V_along(primals: Any, tangents: Any) -> Any:
         _refuse(tangents[1])
         x, samples = primals
-        return V(x, samples), call(passes.along, of_samples(x, samples), x, samples, _dense(tangents[0], x))
+        return V(x, samples), call(loss._along, of_samples(x, samples), x, samples, _dense(tangents[0], x))
 
     @jax.custom_jvp
     def W(x: PyTree, samples: PyTree, c: Array) -> PyTree:
-        return call(passes.weighted, like(x), x, samples, c)
+        return call(loss._weighted, like(x), x, samples, c)
 
     @functools.partial(W.defjvp, symbolic_zeros=True)
     def W_along(primals: Any, tangents: Any) -> Any:
@@ -418,7 +405,7 @@ def _differentiable(loss: TorchLoss) -> Function:
         x, samples, c = primals
         parts = []
         if not _all_zero(tangents[0]):
-            parts.append(call(passes.curved, like(x), x, samples, c, _dense(tangents[0], x)))
+            parts.append(call(loss._curved, like(x), x, samples, c, _dense(tangents[0], x)))
         if not _all_zero(tangents[2]):
             parts.append(W(x, samples, tangents[2]))
         zeros = jax.tree.map(jnp.zeros_like, x)

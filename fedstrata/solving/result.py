@@ -26,7 +26,8 @@ from fedstrata.support.shown import line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from rich.table import Table
+
+    from fedstrata.lab.report.tables import WideTable
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ class Result:
             from fedstrata.lab.report.plots import inline_svg
 
             drawn = inline_svg(self.plot(*few)) if len(self.history["round"]) > 1 and few else ""
-            drawn += f'<div style="overflow-x:auto">{self._table().to_html()}</div>'
+            drawn += f'<div style="overflow-x:auto">{self.table().to_html()}</div>'
         words = html.note(" ".join([*self.notes, *self._advice()]))
         return html.titled(f"Result: {', '.join(self._words())}", words, drawn)
 
@@ -150,11 +151,8 @@ class Result:
             figure.savefig(path)
         return figure
 
-    def table(self) -> Table:
+    def table(self) -> WideTable:
         """The metrics at some rounds, and the ledger: for `print`, for `rich.print` and for notebooks."""
-        return self._table()
-
-    def _table(self) -> Any:
         with extra("lab", "result.table"):
             from fedstrata.lab.report import history_table
 

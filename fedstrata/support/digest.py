@@ -217,17 +217,12 @@ def referred_to(function: FunctionType) -> list[Any]:
     return objects
 
 
-def values_only(function: Any) -> bool:
-    """Whether a function, or one that it calls, is marked as a program that JAX cannot differentiate.
+def marked(function: Any, name: str) -> bool:
+    """Whether a function, or one that it calls, has the attribute ``name`` and it is True.
 
     Functions with their own derivatives (`jax.custom_jvp`, `jax.custom_vjp`) can be differentiated, whatever
-    they call.
+    they call: `reached` does not look into them.
     """
-    return marked(function, "values_only")
-
-
-def marked(function: Any, name: str) -> bool:
-    """Whether a function, or one that it calls, has the attribute ``name`` and it is True."""
     return any(getattr(value, name, False) is True for value in reached(function))
 
 

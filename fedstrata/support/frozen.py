@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
@@ -67,11 +67,9 @@ _alive: WeakValueDictionary[int, Frozen] = WeakValueDictionary()
 _lent: ContextVar[dict[int, PyTree]] = ContextVar("lent", default={})  # noqa: B039 - never written to
 
 
-@contextmanager
-def lending(frozen: Sequence[Frozen], arrays: Sequence[PyTree]) -> Iterator[None]:
+def lending(frozen: Sequence[Frozen], arrays: Sequence[PyTree]) -> AbstractContextManager[None]:
     """Let these arrays stand for the frozen ones, while a program is traced that takes them as arguments."""
-    with _standing_for(tuple(map(id, frozen)), arrays):
-        yield
+    return _standing_for(tuple(map(id, frozen)), arrays)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
-from fedstrata.support.digest import values_only
+from fedstrata.support.digest import marked
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}], server={"a": A})
@@ -75,7 +75,7 @@ def smooth(x, s):
     ],
 )
 def test_it_is_found_behind_whatever_is_written_around_it(function):
-    assert values_only(function)
+    assert marked(function, "values_only")
     assert fs.Minimization(function).without_derivatives == ["loss"]
 
 
@@ -83,7 +83,7 @@ def test_it_is_found_behind_whatever_is_written_around_it(function):
     "function", [smooth, jax.jit(smooth), with_derivatives, Scaled(1.0, smooth), jnp.log]
 )
 def test_what_has_derivatives_is_left_alone(function):
-    assert not values_only(function)
+    assert not marked(function, "values_only")
 
 
 @pytest.mark.parametrize("loss", [box, further(1.0)])

@@ -28,6 +28,7 @@ from fedstrata.support.writing import alive, locked, write_atomically
 
 if TYPE_CHECKING:
     from fedstrata.engines.network.audit import Audit
+    from fedstrata.engines.network.host import Host
     from fedstrata.engines.network.transport import Connected
     from fedstrata.engines.network.watching import Gauge
     from fedstrata.lab.experiments.networked import Server
@@ -168,9 +169,9 @@ def site(
     logs.begin(log, log_json, log_level)
     with messages():
         from fedstrata.engines.network.grpc_site import serve
-        from fedstrata.engines.network.kits import days_left, name_of
+        from fedstrata.engines.network.kits import name_of
         from fedstrata.engines.network.traces import sent
-        from fedstrata.engines.network.watching import Gauge, served
+        from fedstrata.engines.network.watching import served
         from fedstrata.lab.experiments.approval import SitePolicy, host_of
         from fedstrata.lab.experiments.networked import opener_of_site
         from fedstrata.lab.experiments.settings import settings_of
@@ -189,23 +190,26 @@ def site(
             delta=delta,
         )  # fmt: skip
         _warn_of_expiry(kit, name)
-
-        def tells() -> list[Gauge]:
-            own = Gauge(
-                "certificate_days", days_left(kit), "days until its certificate expires", {"site": name}
-            )
-            told = [own, Gauge("answered_total", host.answered, "requests that were answered")]
-            if (spent := host.allowance) is not None:
-                told.append(Gauge("epsilon", spent.epsilon(), "privacy spent in all runs, ε", {"site": name}))
-            return told
-
-        whose = f"The site {name}"
+        whose, where = f"The site {name}", address or settings.address
+        tells = functools.partial(_site_gauges, host, kit, name)
         with locked(folder, whose), served(tells, watch, whose), sent(name, traces) as spans:
             host.around = host.around if spans is None else spans.answering
-            where = address or settings.address
-            serve(
-                host, kit, where, settings.message_bytes, resting=host.resting, rates=policy.rates
-            )  # fmt: skip
+            serve(host, kit, where, settings.message_bytes, resting=host.resting, rates=policy.rates)
+
+
+def _site_gauges(host: Host, kit: Path, name: str) -> list[Gauge]:
+    """What a site tells of itself, for `/metrics`."""
+    from fedstrata.engines.network.kits import days_left
+    from fedstrata.engines.network.watching import Gauge
+
+    of = {"site": name}
+    told = [
+        Gauge("certificate_days", days_left(kit), "days until its certificate expires", of),
+        Gauge("answered_total", host.answered, "requests that were answered"),
+    ]
+    if (spent := host.allowance) is not None:
+        told.append(Gauge("epsilon", spent.epsilon(), "privacy spent in all runs, ε", of))
+    return told
 
 
 @net.command()
