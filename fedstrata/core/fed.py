@@ -44,7 +44,7 @@ class Remember(NamedTuple):
 
 
 class Population(Protocol):
-    """What a round sees of the data: the clients' sizes, and the samples that are not theirs.
+    """The part of the data that a round sees: the clients' sizes, and the samples that are not theirs.
 
     Attributes:
         equal: the clients' common size, or None if sizes differ.

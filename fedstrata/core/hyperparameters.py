@@ -151,7 +151,7 @@ class OfRound(Instance):
 
 @dataclass(frozen=True)
 class Axis:
-    """What an array has one number for, so that its length can be checked."""
+    """The axis of an array, clients for instance, by which its length is checked."""
 
     name: Literal["client", "sequence", "stage"]
     numbers: str = "one"

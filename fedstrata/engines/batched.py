@@ -115,7 +115,7 @@ class Batched(Engine):
     def _in_parts(
         self, trace: Callable[..., Any], setup: Setup, inputs: tuple[Any, ...], data: Any, *slots: Any
     ) -> Any:
-        """What a program computes of all runs: at once, or part after part."""
+        """The program for all runs: at once, or part after part."""
         parts, calls = self._parts(len(inputs[2])), []  # equal parts share one program
         for engine, lanes in parts:
             own = inputs if len(parts) == 1 else _some(lanes, inputs)

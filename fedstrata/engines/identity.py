@@ -1,4 +1,4 @@
-"""What a run is: the programs that it computes, on shapes, whichever engine computes them.
+"""The identity of a run: the programs that it computes, on shapes, whichever engine computes them.
 
 The start, a round and a measurement are traced with one client in every exchange. The digests of the three
 jaxprs hold the problem with its sets, the method with its options and schedules, the weights and the metrics:
@@ -122,7 +122,7 @@ def shapes_of(data: FederatedData) -> Placed:
 
 
 def configuration() -> dict[str, Any]:
-    """What of JAX and its configuration changes results: runs continue, and sites join, under the same."""
+    """JAX's version and the settings that change results: runs continue, and sites join, under the same."""
     config: Any = jax.config
     return {
         "JAX": jax.__version__,
@@ -160,7 +160,7 @@ def host_functions(functions: Mapping[str, Any]) -> dict[str, str]:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
-    """What differs between two identities, in words.
+    """The differences between two identities, in words.
 
     Under another configuration of JAX everything may differ, so that only this is told.
     """

@@ -32,7 +32,7 @@ MOST_NAMED = 100  # clients whose own numbers are kept one by one
 
 
 class UserMetric:
-    """What a user asks to see besides the problem's own metrics.
+    """A user's metric, which is measured besides the problem's own.
 
     Attributes:
         function: the user's.
@@ -135,7 +135,7 @@ class PerClient(UserMetric):
         return replace(self, names=data.names) if self.each else self
 
     def series(self, name: str, values: Any, shares: Any, xp: Any = jnp) -> dict[str, Any]:
-        """What enters the history of the clients' values: ``name`` itself is their mean by ``shares``."""
+        """The history's series of the clients' values: ``name`` itself is their mean by ``shares``."""
         low, high = ("best", "worst") if self.mode == "min" else ("worst", "best")
         values = xp.asarray(values)
         entries = {
@@ -235,7 +235,7 @@ def called(metric: Callable[..., Any], state: PyTree, x: PyTree, y: PyTree, data
 
 
 def taken_name(name: str) -> str:
-    """What to say of a user's metric that is called like one of the problem's own."""
+    """The error for a user's metric with the name of one of the problem's own."""
     return f"The metric name {name!r} is taken by the problem's own metric: give it another one."
 
 

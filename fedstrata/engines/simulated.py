@@ -137,7 +137,7 @@ class Simulated(Engine):
         return carry
 
     def make_fed(self) -> Callable[..., Fed]:
-        """What makes the verbs of a round."""
+        """The factory of a round's verbs."""
         return partial(SimulatedFed, self)
 
     def multiple(self) -> int:

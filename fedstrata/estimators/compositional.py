@@ -107,7 +107,7 @@ class Drawn(NamedTuple):
         return self.mean(self.chain.inner[n])(z)
 
     def change(self, n: int, beta: Real, before: PyTree, now: PyTree) -> PyTree:
-        """What a tracker of gⁿ⁺¹ is sent of its values at two points."""
+        """The upload to a tracker of gⁿ⁺¹, from its values at two points."""
         g, tracker = self.mean(self.chain.inner[n]), tracker_of(self.chain.inner[n])
         g.book("values", 2)
         return g.apply(lambda mean: tracker.change(beta, mean(before), mean(now)), "values")

@@ -188,7 +188,7 @@ def _auto(
 
 
 def interruption(number: int, loop: Loop, result: Result | list[Result]) -> Interrupted:
-    """What to raise after a signal.
+    """The exception to raise after a signal.
 
     SIGTERM goes to its former handler first: usually, the process ends here.
     """

@@ -1,4 +1,4 @@
-"""What a method sends on a problem, and the noise that a budget of privacy needs, without any compute."""
+"""The exchanges of a method on a problem, and the noise for a privacy budget, without any compute."""
 
 from __future__ import annotations
 

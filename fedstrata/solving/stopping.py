@@ -1,4 +1,4 @@
-"""What a run shows to callbacks, and how it ends early: a callback, a metric, divergence, Ctrl-C."""
+"""The argument of callbacks, and early ends of a run: a callback, a metric, divergence, Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is not about federations: words of messages, names imported late, files, threads, tracing."""
+"""Helpers that are not about federations: messages, lazy imports, files, threads, tracing."""

@@ -1,4 +1,4 @@
-"""What to do about an error that a user's function raises while JAX traces it."""
+"""Hints about errors that a user's function raises while JAX traces it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import jax
 
 
 def hint(error: Exception) -> str:
-    """What to do about an error of a user's function."""
+    """A hint about an error of a user's function."""
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -32,7 +32,7 @@ jax.tree_util.register_pytree_node(Fixed, lambda fixed: ((), fixed), lambda fixe
 
 
 def wrapping(leaf: np.ndarray, dtype: np.dtype) -> str:
-    """What is wrong with whole numbers that do not fit into a dtype; empty where they do."""
+    """The fault of whole numbers that do not fit into a dtype; empty if they do."""
     if leaf.dtype.kind not in "iu" or dtype.itemsize >= leaf.dtype.itemsize or not leaf.size:
         return ""
     limits = np.iinfo(dtype)

@@ -78,7 +78,7 @@ class Host(Party):
         once: whether it ends when the server says that nothing more will be asked.
         audit: the site's account of what it was asked.
         identity: its certificate, by which other sites know it in secure runs.
-        allowance: what may be learnt of its samples in all runs; None is no bound.
+        allowance: what may be learnt of its samples in all runs; None: without a limit.
         rules: what it takes part in.
         steady: whether it has the same samples in all runs of an experiment; it then refuses to continue with
             others.

@@ -141,7 +141,7 @@ class Site:
         secret: of this run alone: what noise is drawn from besides the message, so that the server cannot
             draw it too, and the same message has the same noise; None draws what the simulated engine draws.
         masker: its part in secure sums, where the text asks for them.
-        allowance: what may be learnt of its samples; None is no bound.
+        allowance: what may be learnt of its samples; None: without a limit.
         rules: what else it does not do.
     """
 

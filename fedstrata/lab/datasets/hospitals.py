@@ -38,7 +38,7 @@ def tables() -> list[ClientTable]:
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """What `load("heart")` gives."""
+    """The arrays of `load("heart")`."""
     own = tables()
     names = [name for name in own[0].columns if name != "num"]
     rows = [np.stack([t.columns[name].astype(np.float64) for name in names], axis=1) for t in own]

@@ -1,1 +1,1 @@
-"""What experiments are defined with, and what runs them."""
+"""The classes that define experiments, and the code that runs them."""

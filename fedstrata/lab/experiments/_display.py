@@ -1,4 +1,4 @@
-"""How an experiment is doing: bars in a terminal, a line for each finished run elsewhere."""
+"""The progress of an experiment: bars in a terminal, a line for each finished run elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHOWN = 8  # numbers of a run that fit on a line
 
 
 class Display:
-    """Runs done, and how the present one is doing.
+    """The number of finished runs, and the progress of the current one.
 
     Args:
         total: the number of runs.

@@ -35,7 +35,7 @@ Answer = TypeVar("Answer")
 
 
 class SolvedSetting(NamedTuple):
-    """A setting's runs, and what they were made of.
+    """A setting's runs and their identity.
 
     ``remarks`` are what was warned of; ``result`` is there where a `Task` was solved.
     """
@@ -48,7 +48,7 @@ class SolvedSetting(NamedTuple):
 
 
 def identity_of(experiment: Experiment, setting: Setting) -> dict[str, Any]:
-    """What a setting's runs would be made of now."""
+    """The identity that a setting's runs would have now."""
     if experiment.records:
         return _text(experiment)
     with _naming(setting, experiment):
@@ -95,7 +95,7 @@ def _identity_of_auto(task: Task, setting: Setting) -> dict[str, Any]:
 
 
 def _text(experiment: Experiment) -> dict[str, Any]:
-    """What numbers are made of that do not come from `fedstrata.solve`: the definition's own code."""
+    """The identity of records that do not come from `fedstrata.solve`: the definition's own code."""
     return host_functions({"build": experiment.build})
 
 
@@ -107,7 +107,7 @@ def solve_all(
     together: bool,
     certify: Certify = "auto",
 ) -> Iterator[SolvedSetting]:
-    """The runs of all settings, each as soon as it is there."""
+    """The runs of all settings, each as soon as it is finished."""
     groups: dict[Hashable, list[Pair]] = {}
     for setting in settings:
         display.started(setting)
@@ -146,7 +146,7 @@ def _solved(
 
 @contextmanager
 def _heard(task: Task) -> Iterator[list[str]]:
-    """What is warned of in this block, for the report; warnings of other kinds reach the user."""
+    """Collect the warnings of this block for the report; warnings of other kinds reach the user."""
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -201,7 +201,7 @@ def _solve(task: Task, setting: Setting, store: RunStore, display: Display) -> R
 
 
 def _resumed(solver: Callable[..., Answer], file: Path) -> Answer:
-    """What `solve` or `sweep` gives, from where it was interrupted."""
+    """The result of `solve` or `sweep`, continued from its checkpoint."""
     answer = solver(checkpoint=Checkpoint(file, overwrite=True), resume=True)
     file.unlink(missing_ok=True)
     return answer
@@ -222,7 +222,7 @@ def _bytes(tree: PyTree) -> str:
 
 
 def _lane(pair: Pair) -> tuple[int, int]:
-    """What a task has beside its method: the data and the seed."""
+    """The data and the seed of a task, which identify its lane."""
     return id(pair[1].data), pair[0].seed
 
 

@@ -37,7 +37,7 @@ class RunStore:
         self._origin = [experiment.name, fedstrata.__version__, VERSION]
 
     def prepare(self, alone: bool = True) -> None:
-        """Find out before anything is computed whether runs can be kept, and tidy up after a kill.
+        """Check before any compute that runs can be stored, and remove temporary files of killed runs.
 
         Args:
             alone: whether no process of another machine may be writing, whose files must stay.
@@ -55,7 +55,7 @@ class RunStore:
         return _digest([*self._origin, *facts])
 
     def holds(self, setting: Setting) -> bool:
-        """Whether there are runs of a setting, whatever they were made of."""
+        """Whether there are runs of a setting, of any identity."""
         return any((self.folder / "finished").glob(f"{self.digest(setting)}-*.json"))
 
     def file(self, setting: Setting, identity: Identity) -> Path:
@@ -63,7 +63,7 @@ class RunStore:
         return self.folder / "finished" / f"{self.digest(setting)}-{_digest(identity)}.json"
 
     def checkpoint(self, settings: Sequence[Setting], identities: Sequence[Identity]) -> Path:
-        """Where a run that is not finished is kept, or several that are solved together."""
+        """The checkpoint of an unfinished run, or of several that are solved together."""
         return self.folder / "unfinished" / f"{self.digest(*settings)}-{_digest(identities)}.safetensors"
 
     def model(self, setting: Setting, identity: Identity) -> Path:

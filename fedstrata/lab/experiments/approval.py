@@ -1,4 +1,4 @@
-"""What a site takes part in: its policy file, and the runs that a person there has approved.
+"""A site's consent: its policy file, and the runs that a person there has approved.
 
 Both are files of the site alone (`POLICY`, `APPROVED` in its kit). The server never sees or writes them; it
 is told a refusal in words. Once a site has approved a run, it opens no other.
@@ -187,7 +187,7 @@ def kinds(experiment: Experiment, opens: Callable[[int], SiteRun]) -> list[Kind]
 
 
 def described(experiment: Experiment, found: list[Kind]) -> Iterator[str]:
-    """What the runs ask of a site, as lines of Markdown."""
+    """The demands of the runs on a site, as lines of Markdown."""
     for kind in found:
         run, asks = kind.posed, kind.asks
         times = f"{kind.number} run{'s' * (kind.number > 1)} of {asks.rounds:,} rounds"

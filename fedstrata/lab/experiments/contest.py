@@ -50,7 +50,7 @@ def _data(experiment: Experiment, setting: Setting, seeds: int) -> FederatedData
 
 
 def budget_from(text: str) -> dict[str, float]:
-    """What ``--budget bytes=1e6`` gives; a number is rounds.
+    """The budget that ``--budget bytes=1e6`` stands for; a number is rounds.
 
     Raises:
         ExperimentError: if it is neither.

@@ -252,7 +252,7 @@ def gains(runs: Sequence[RunRecord], label: str) -> list[Gain]:
 
 
 def findings(runs: Sequence[RunRecord]) -> str:
-    """What came out, in words that the numbers allow: a sentence, then each way to learn with its numbers."""
+    """The findings that the numbers allow: a sentence, then each way to learn with its numbers."""
     there = [
         LABELS[m] for m in ("FedMSA", "AFL", "own base rates") if any(r.label == LABELS[m] for r in runs)
     ]

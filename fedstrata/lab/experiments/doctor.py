@@ -1,4 +1,4 @@
-"""What FedStrata finds on this machine, and the commands that install what is missing."""
+"""A check of this machine, with the commands that install missing packages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _requirements(trouble: list[str]) -> tuple[list[dict[str, Any]], dict[str, s
 
 
 def declared() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """What the package needs, and each of its extras: by its own file in a checkout, else as installed."""
+    """The requirements of the package and its extras: by pyproject.toml in a checkout, else as installed."""
     if SOURCE.is_file():
         project = tomllib.loads(SOURCE.read_text("utf-8")).get("project", {})
         if project.get("name") == "fedstrata":
@@ -141,7 +141,7 @@ def _version(name: str) -> str | None:
 
 
 def _lacking(requirements: Iterable[Requirement]) -> list[str]:
-    """What is not there, or in a version that does not fit; an extra of the package itself is followed."""
+    """Requirements that are missing or have the wrong version; an extra of the package itself is followed."""
     found = []
     for requirement in requirements:
         name, version = requirement.name, _version(requirement.name)

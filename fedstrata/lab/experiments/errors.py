@@ -1,4 +1,4 @@
-"""What the command line says when something cannot be done, and its exit codes."""
+"""The command line's error messages and exit codes."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ RESULT, OUTCOME = "fedstrata", "outcome.json"
 
 @dataclass(frozen=True)
 class Party:
-    """What a party has said about itself; kept in ``local/fedstrata.json`` of its kit.
+    """A party's own settings, kept in ``local/fedstrata.json`` of its kit.
 
     Attributes:
         data, label, valid_fraction, simulated: a site's samples, as in `fedstrata net site`.
@@ -68,7 +68,7 @@ class Party:
 
     @classmethod
     def of(cls, kit: Path) -> Party:
-        """What was said in a kit."""
+        """The settings in a kit."""
         file = kit / "local" / "fedstrata.json"
         if not file.is_file():
             raise ValueError(f"{kit} is not prepared: `fedstrata net flare {kit}`.")

@@ -198,7 +198,7 @@ def site(
 
 
 def _site_gauges(host: Host, kit: Path, name: str) -> list[Gauge]:
-    """What a site tells of itself, for `/metrics`."""
+    """A site's numbers for `/metrics`."""
     from fedstrata.engines.network.kits import days_left
     from fedstrata.engines.network.watching import Gauge
 
@@ -355,7 +355,7 @@ def refuse_runs(folder: Path) -> None:
 
 
 class _Status:
-    """Tells every second how a run stands, in OUT/network.json: also while sites are waited for."""
+    """Write the run's progress to OUT/network.json every second, also while waiting for sites."""
 
     def __init__(self, server: Server, out: Path) -> None:
         self.server, self.file = server, out / "network.json"
@@ -423,7 +423,7 @@ class _Status:
 
 
 def _gauges(facts: dict[str, Any]) -> list[Gauge]:
-    """The same as numbers for `/metrics`."""
+    """The run's numbers for `/metrics`."""
     from fedstrata.engines.network.watching import Gauge
 
     found = [
@@ -548,7 +548,7 @@ def _vouch(server: Server, plan: PreparedExperiment, out: Path, kit: Path) -> No
 
 
 def _vouched(file: Path) -> dict[str, Any]:
-    """What a manifest says of a finished run: its setting, the digests of its programs, its privacy."""
+    """The facts of a finished run in a manifest: its setting, the digests of its programs, its privacy."""
     import csv
 
     found = json.loads(file.read_bytes())
@@ -745,7 +745,7 @@ def try_(
     seeds: Seeds = None,
     set_: Set = None,
 ) -> None:
-    """All of it on this machine: certificates, a process for each client, the run, the report.
+    """Try a federation on this machine: certificates, a process for each client, the run, the report.
 
     One seed is run, unless --seeds says otherwise.
     """

@@ -44,7 +44,7 @@ Entry = Callable[[], FederatedData]
 
 
 def terms_of(experiment: Experiment) -> dict[str, Any]:
-    """What parties must have in common before a run is opened; each run's own identity is compared then."""
+    """The facts that parties must agree on before a run is opened; each run's identity is compared then."""
     settings = json.dumps([[sorted(s.items()), s.seed] for s in experiment.settings], default=str)
     own = {f"parameters.{key}": value for key, value in experiment.parameters.items()}
     digest = hashlib.sha256(settings.encode()).hexdigest()[:24]
@@ -52,7 +52,7 @@ def terms_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def task_of(experiment: Experiment, setting: Setting) -> Task:
-    """What is to be solved.
+    """The task of a setting.
 
     Raises:
         ExperimentError: if it does not go through `fedstrata.solve`.
@@ -101,7 +101,7 @@ class SiteRun:
         return _posed(self.task, self.setting, whole)
 
     def asks(self) -> Asks:
-        """What it would ask of this site."""
+        """The demands of the run on this site."""
         run = self.posed()
         # Where it starts and its seed are the server's to choose: they ask nothing else of a site.
         common = {name: value for name, value in run.common.items() if name not in ("seed", "x0", "y0")}
@@ -294,7 +294,7 @@ class Server:
         return self.experiment.model_copy(update={"build": build})
 
     def remarks(self) -> str:
-        """What the report says of the network, as Markdown."""
+        """The report's section on the network, as Markdown."""
         names, transport = self.transport.names, self.transport
         lines = [
             "## The network", "",
@@ -324,7 +324,7 @@ def _name(setting: Setting) -> str:
 
 
 class _ServersOwn:
-    """What a metric of ``(x, y, data)`` may see on the server of a network."""
+    """The data that a metric of ``(x, y, data)`` gets on the server of a network."""
 
     def __init__(self, data: FederatedData | None) -> None:
         self.test = None if data is None else opened(data.test)

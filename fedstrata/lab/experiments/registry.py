@@ -92,7 +92,7 @@ def defined(module: ModuleType, where: str) -> Experiment:
 
 
 class Headline(NamedTuple):
-    """What a list says of an experiment; the fields are the experiment's own."""
+    """The line of an experiment in a list; the fields are the experiment's own."""
 
     name: str
     title: str

@@ -1,4 +1,4 @@
-"""Running an experiment: what is done is kept, what is missing is run, and a report is written.
+"""Run an experiment: keep finished runs, compute missing ones, and write a report.
 
 Every finished run is one file in ``finished/`` of the experiment's folder, written as a whole; a run that
 takes long has a checkpoint in ``unfinished/``. After Ctrl-C or a kill the same command continues it.
@@ -171,7 +171,7 @@ def run_experiment(
 
 
 def _merged(remarks: Sequence[tuple[Setting, str]]) -> list[str]:
-    """What was warned of, once where runs differ in its numbers alone."""
+    """The warnings, each once if those of several runs differ only in numbers."""
     alike: dict[str, list[tuple[Setting, str]]] = {}
     for setting, text in remarks:
         alike.setdefault(re.sub(r"[-−]?\d[\d.,]*(e[-+]?\d+)?", "0", text), []).append((setting, text))
@@ -185,7 +185,7 @@ def _merged(remarks: Sequence[tuple[Setting, str]]) -> list[str]:
 def _stored(
     experiment: Experiment, store: RunStore, models: bool
 ) -> tuple[dict[int, list[RunRecord]], dict[int, tuple[str, ...]]]:
-    """The runs that are there already, and what there is to say of them, by the number of their setting."""
+    """The stored runs and their remarks, by the number of their setting."""
     done, remarks = {}, {}
     for i, setting in enumerate(experiment.settings):
         if not store.holds(setting):

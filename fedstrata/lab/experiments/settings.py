@@ -47,7 +47,7 @@ def _apart(names: list[str]) -> list[str]:
 
 
 class Settings(BaseModel):
-    """What a federation has agreed on; what an entry must be is its description.
+    """The settings of a federation; the description of a field says which values it takes.
 
     Attributes:
         listen, address: where the server listens, and what the sites dial.
@@ -81,7 +81,7 @@ class Settings(BaseModel):
 
     @property
     def policy(self) -> Policy:
-        """What happens when a site does not answer."""
+        """The policy for a site that does not answer."""
         from fedstrata.engines.network import Policy
 
         return Policy(**self.model_dump(include={*SECTIONS["policy"]} - {"anew"}))

@@ -1,4 +1,4 @@
-"""What the command line says of an experiment or a report: for people, or as JSON."""
+"""An experiment or a report as the command line shows it: as text, or as JSON."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Choice(BaseModel):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """What the file gives, but for the name and other parts."""
+        """The parameters in the file, without the name and other parts."""
         given = {**vars(self), **(self.model_extra or {})}
         return {key: given[key] for key in given if key in self.model_fields_set and key not in OTHERS}
 
@@ -347,7 +347,7 @@ def _better(measure: str) -> Any:
 
 
 def _fault(found: Any) -> str:
-    """What is wrong in one place of the file."""
+    """The mistake in one place of the file."""
     at = [part for part in found["loc"] if type(part) is str]
     last = max((i for i, part in enumerate(at) if part in MADE), default=-1)  # the name that it is about
     name, key = (at[last], at[last + 1 :][:1]) if last >= 0 else ("", at)
@@ -381,7 +381,7 @@ def _fault(found: Any) -> str:
 
 
 def _called(where: str, what: Callable[..., Any], *args: Any, **given: Any) -> Any:
-    """What a callable returns; an error about its arguments says which part of the file they are from."""
+    """Call it; an error about its arguments names the part of the file that they come from."""
     try:
         return what(*args, **given)
     except ExperimentError:
@@ -398,7 +398,7 @@ class Automatic(NamedTuple):
 
 
 def automatic(*, reveals: Reveals = "replies", **budget: float) -> Automatic:
-    """What a file may say of ``"auto"``; its rounds are the file's."""
+    """The options of ``"auto"`` in a file; its rounds are the file's."""
     checked_budget(budget, None)
     if reveals not in get_args(Reveals):
         raise ValueError(f"reveals must be one of {', '.join(get_args(Reveals))}, but is {reveals!r}.")
@@ -527,7 +527,7 @@ class FileBuild:
         ]
 
     def parameters(self) -> dict[str, Scalar]:
-        """What the file says beside the grid.
+        """The parameters of the file outside the grid.
 
         A key that another part has too is ``model.key``, ``partition.key``, …. A method's goes by its own
         name where all methods that have it agree; else it is ``LABEL.key``, which reaches that method alone.

@@ -81,7 +81,7 @@ def _first(reports: dict[str, Report]) -> str:
 
 
 def _together(reports: dict[str, Report]) -> str:
-    """What the reports have in common: one table, and each plot once."""
+    """The common part of the reports: one table, and each plot once."""
     runs = [
         replace(run, label=f"{run.label} · {name}") for name, report in reports.items() for run in report.runs
     ]

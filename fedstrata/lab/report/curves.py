@@ -81,7 +81,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Plot:
-    """What is drawn, and its caption."""
+    """The panels of a plot, and its caption."""
 
     spec: PlotSpec
     panels: list[Panel]

@@ -34,7 +34,7 @@ _ADAPTER = TypeAdapter(Definition)
 
 @dataclass(frozen=True)
 class Report:
-    """What a report's folder holds: its definition, its runs, and the table made of them."""
+    """The content of a report's folder: its definition, its runs, and the table made of them."""
 
     definition: Definition
     runs: list[RunRecord]

@@ -11,7 +11,7 @@ from fedstrata.lab.report.typesetting import capital, readable
 
 
 def headline(table: Table) -> str:
-    """What a table says, by its first column that has a better direction, or else by its first one."""
+    """A sentence about a table: about its first column with a better direction, or else its first column."""
     j = next((j for j, head in enumerate(table.heads) if head.column.better), 0)
     column, heading = table.heads[j].column, readable(table.heads[j].title)
     if column.heading not in table.heads[j].title:  # only where: the values of a setting stand side by side

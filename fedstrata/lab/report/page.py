@@ -72,7 +72,7 @@ def page(title: str, summary: str, shown: Sequence[Section], body: str) -> str:
 
 
 def lead(definition: Definition, table: Table, plots: Plots, prefix: str = "") -> str:
-    """What comes first: a sentence and the main plot."""
+    """The top of the page: a sentence and the main plot."""
     main = figures(dict(list(plots.items())[:1]), prefix)
     return f'<section id="{prefix}top" class="lead">\n{sentence(definition, table)}\n{main}</section>\n'
 
@@ -248,7 +248,7 @@ def _clients(definition: Definition, runs: Sequence[RunRecord], prefix: str) -> 
 
 
 def _advice(runs: Sequence[RunRecord]) -> str:
-    """What to change in the runs that are known not to be solved."""
+    """The advice for runs that are known not to be solved."""
     found: dict[str, list[str]] = {}
     for run in runs:
         if advice := run.certificate.get("advice"):
@@ -353,7 +353,7 @@ def _figure(stem: str, plot: Plot, svg: bytes, prefix: str = "") -> str:
 
 
 def _paper(definition: Definition, runs: Sequence[RunRecord]) -> str:
-    """What the paper says in words; its numbers stand in the table of results, or here if that has none."""
+    """The paper's statements; its numbers are in the table of results, or here if that has none."""
     paper = definition.paper
     if paper is None:
         return ""

@@ -160,7 +160,7 @@ def write_history(runs: Sequence[RunRecord]) -> str:
 
 
 def read_runs(runs: str, history: str) -> list[RunRecord]:
-    """What `write_runs` and `write_history` wrote.
+    """Read the texts of `write_runs` and `write_history`.
 
     Raises:
         ReportError: if the two do not fit together, or hold something that is not a number.

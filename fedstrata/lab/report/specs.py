@@ -1,4 +1,4 @@
-"""What a report shows: its table, its plots, what the paper printed. It is all kept in `config.json`."""
+"""The content of a report: its table, its plots, the paper's numbers. `config.json` keeps it all."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ class Statement:
 
 @dataclass(frozen=True, config=_STRICT)
 class PaperClaims:
-    """What the paper printed.
+    """The paper's numbers and statements.
 
     Args:
         source: the paper and its table or figure.

@@ -232,7 +232,7 @@ class WideTable:
         return len(self.lines)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """What Rich prints."""
+        """The blocks that Rich prints."""
         common = list(range(self.keys))
         block, title = list(common), self.title
         for j in range(self.keys, len(self.head)):
@@ -372,7 +372,7 @@ FIRST = ("rounds", "lower_rounds", "exchanges", "bytes_up", "bytes_down", "float
 
 
 def ledger_table(runs: Sequence[RunRecord], rows: Sequence[str], *, by_level: bool = False) -> Table | None:
-    """What the ledgers counted, per row; None where there is nothing.
+    """The counts of the ledgers, per row; None if there are none.
 
     Args:
         runs: the runs.
@@ -449,7 +449,7 @@ def cell_text(cell: Cell, column: Column) -> str:
 
 
 def claim_text(claim: Claim | None, column: Column) -> str:
-    """What was printed."""
+    """The printed number."""
     if claim is None:
         return "–"
     if column.format:
