@@ -165,7 +165,11 @@ def pose(
     compiled = tuple((name, metric) for name, metric in asked.items() if name not in hosted)
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
     if isinstance(participation, Poisson):
-        _check_poisson(weights, method)
+        if weights == "size":
+            raise ValueError(
+                "fs.Poisson draws every client with the same probability, and weights='size' draws them by "
+                "their sizes: use weights='uniform'."
+            )
         setup = replace(setup, rate=participation.q)
     setup = replace(setup, precision=_checked_precision(precision, method))
     method = check_method(setup, method, rounds)
@@ -201,17 +205,6 @@ def _checked_precision(precision: Precision, method: Method) -> Precision:
             "rounding. Use precision='float32'."
         )
     return precision
-
-
-def _check_poisson(weights: Weights, method: Method) -> None:
-    if weights == "size":
-        raise ValueError(
-            "fs.Poisson draws every client with the same probability, and weights='size' draws them by "
-            "their sizes: "
-            "use weights='uniform'."
-        )
-    if method.full_participation is not None:
-        raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
 
 
 def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, clients: int) -> None:
@@ -430,7 +423,8 @@ def _known(seen: Any, now: bool = False) -> bool:
 
 def check_method(setup: Setup, method: Method, rounds: int) -> Method:
     """Check that the method fits the problem and the federation; returns it with its horizon."""
-    if setup.participants < setup.clients and method.full_participation is not None:
+    partial = setup.rate is not None or setup.participants < setup.clients
+    if partial and method.full_participation is not None:
         raise ValueError(f"{type(method).__name__} needs participation=1.0: {method.full_participation}")
     if lacking := method.lacks(setup.problem):
         fitting = sorted(name for name, cls in METHODS.items() if cls.fits(setup.problem))

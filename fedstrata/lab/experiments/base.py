@@ -252,6 +252,10 @@ class Experiment(BaseModel):
         """The keys of the grid, in order."""
         return list(dict.fromkeys(key for block in self.grid for key in block))
 
+    def values_of(self, key: str) -> list[Scalar]:
+        """The values that the grid has of a key, each once."""
+        return list(dict.fromkeys(v for block in self.grid for v in block.get(key, [])))
+
     @property
     def settings(self) -> list[Setting]:
         """All settings: the grid's cells in order, and within a cell the seeds."""

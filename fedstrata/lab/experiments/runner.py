@@ -229,9 +229,7 @@ def report_runs(
         "paper": e.paper,
         "parameters": e.parameters,
         "methods": methods,
-        "settings": {
-            key: list(dict.fromkeys(v for b in e.grid for v in b.get(key, []))) for key in e.grid_keys
-        },
+        "settings": {key: e.values_of(key) for key in e.grid_keys},
         "seeds": e.seeds,
     }
     claims = e.claims

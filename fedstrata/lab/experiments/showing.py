@@ -26,7 +26,7 @@ def facts(experiment: Experiment) -> dict[str, Any]:
         "description": e.description,
         "problem": e.problem,
         "parameters": dict(e.parameters),
-        "grid": {key: _values(e, key) for key in e.grid_keys},
+        "grid": {key: e.values_of(key) for key in e.grid_keys},
         "seeds": e.seeds,
         "runs": len(e.settings),
         "quick": dict(e.quick),
@@ -41,10 +41,6 @@ def facts(experiment: Experiment) -> dict[str, Any]:
         ],
         "statements": [] if claims is None else [s.text for s in claims.statements],
     }
-
-
-def _values(experiment: Experiment, key: str) -> list[Any]:
-    return list(dict.fromkeys(v for block in experiment.grid for v in block.get(key, [])))
 
 
 def show(experiment: Experiment, console: Console | None = None) -> None:

@@ -45,6 +45,13 @@ STYLE = mpl.rc_params_from_file(
 NOTE: dict[str, Any] = {"fontsize": 8, "color": "#57606a"}
 
 
+def blank(width: float = 6.8, height: float = 3.7) -> Figure:
+    """An empty figure that needs no display."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
 def draw(plot: Plot) -> Figure:
     """A plot as a matplotlib figure."""
     with mpl.rc_context(STYLE):
@@ -54,8 +61,7 @@ def draw(plot: Plot) -> Figure:
         size = (6.8, 3.7) if count == 1 else (3.3 * columns + 0.6, 2.7 * rows + 0.7)
         if count == 1 and (only := plot.panels[0].grid):
             size = (6.8, max(3.7, 0.2 * len(only.rows)))
-        figure = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = blank(*size)
         same = spec.kind == "line"
         grid = figure.subplots(rows, columns, squeeze=False, sharey=same, sharex=same)
         axes = list(grid.flat)
@@ -278,8 +284,7 @@ def plot_history(
         columns = min(len(chosen), 3)
         rows = -(-len(chosen) // columns)
         if figure is None:
-            figure = Figure(figsize=(3.4 * columns + 0.4, 2.6 * rows + 0.3), layout="constrained")
-            FigureCanvasAgg(figure)
+            figure = blank(3.4 * columns + 0.4, 2.6 * rows + 0.3)
         axes = list(figure.subplots(rows, columns, squeeze=False, sharex=True).flat)
         for k, (ax, metric) in enumerate(zip(axes, chosen, strict=False)):
             ax.plot(np.asarray(history[x]), np.asarray(history[metric]), color=PALETTE[0])

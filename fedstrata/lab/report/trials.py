@@ -7,11 +7,10 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from fedstrata.lab.report.plots import STYLE
+from fedstrata.lab.report.plots import STYLE, blank
 
 
 def plot_trials(trials: Sequence[tuple[Mapping[str, Any], float]], names: Sequence[str]) -> Figure:
@@ -20,8 +19,7 @@ def plot_trials(trials: Sequence[tuple[Mapping[str, Any], float]], names: Sequen
     Colours are the scores' distance above the best, so that its unit does not count.
     """
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.8, 3.7), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = blank()
         ax = figure.subplots()
         best: dict[tuple[Any, ...], float] = {}
         for values, score in trials:
@@ -56,8 +54,7 @@ def plot_trials(trials: Sequence[tuple[Mapping[str, Any], float]], names: Sequen
 def plot_profiles(profiles: Mapping[str, tuple[np.ndarray, np.ndarray]], cost: str) -> Figure:
     """Dolan and Moré's: the share of runs that a method solves within τ times the best one's cost."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(6.8, 3.7), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = blank()
         ax = figure.subplots()
         for name, (tau, share) in profiles.items():
             ax.step(tau, share, where="post", label=name)
