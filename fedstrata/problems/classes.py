@@ -203,9 +203,8 @@ class MPEC(Problem):
         y, gap = max(residuals, key=lambda each: each[1] / (each[0] + NOTHING))
         words = (
             f"MPEC.solution is {gap:.3g} off at x0, where ‖y‖ = {y:.3g}: this is the residual ‖y − P_Y(y − s "
-            "G(x, y))‖ of MPEC.follower at a client's first sample, with s = 1/L for G's Lipschitz "
-            "constant L, which should be 0. The metric 'leader' uses solution. Check the signs of both "
-            "functions."
+            "G(x, y))‖ of MPEC.follower at a client's first sample, with s = 1/L for G's Lipschitz constant "
+            "L, which should be 0. The metric 'leader' uses solution. Check the signs of both functions."
         )
         if gap > 0.5 * (y + NOTHING):
             raise ValueError(f"{words} Correct it, or leave solution out.")

@@ -52,9 +52,8 @@ def with_channels(
     if spending is not None and posed.until < posed.rounds:
         warnings.warn(
             f"The budget epsilon={spending.budget:g} at delta={spending.delta:g} is enough for "
-            f"{posed.until} of "
-            f"{posed.rounds} rounds, after which the run stops. fs.plan_privacy finds the noise for all of "
-            f"them.",
+            f"{posed.until} of {posed.rounds} rounds, after which the run stops. fs.plan_privacy finds the "
+            "noise for all of them.",
             stacklevel=5,
         )
     return posed

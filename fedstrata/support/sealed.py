@@ -113,7 +113,6 @@ def unflatten(prefix: str, like: Any, arrays: dict[str, np.ndarray], file: Path)
     if not fits:
         raise CheckpointError(
             f"{file} belongs to another problem or method: its {prefix} has other shapes or dtypes than this "
-            "run's. "
-            "Give another checkpoint path, or resume=False."
+            "run's. Give another checkpoint path, or resume=False."
         )
     return jax.tree.unflatten(structure, new)
