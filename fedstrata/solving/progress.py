@@ -6,7 +6,6 @@ import shutil
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 
 PATIENCE = 2.0  # seconds before a bar appears
 EVERY = 0.5  # seconds between two of its steps
@@ -39,8 +38,6 @@ class Progress:
         print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
         self._width = len(line)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._width:
             print(file=sys.stderr)

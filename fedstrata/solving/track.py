@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from fedstrata.support.lazy import extra
@@ -87,9 +86,7 @@ class Tracking:
                     self._opened.remove(tracker)
                     self._warn(tracker, error)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._close()
 
     def _close(self) -> None:
