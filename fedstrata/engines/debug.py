@@ -107,6 +107,7 @@ class DebugFed(Fed):
                 "Look at this client's data, or lower the step size."
             )
         counting.book(tally)
+        # At once, as no phase reads another client's memory: there is one copy of all of them.
         if reply.memory is not None:
             self.memory = jax.tree.map(lambda old, new: old.at[i].set(new), self.memory, reply.memory)
         return reply.upload

@@ -97,6 +97,7 @@ def outline(
     Raises:
         TypeError: where a phase takes something else of samples that are private.
     """
+    # Of the data only forms count: a call with other samples of these shapes traces nothing again.
     samples = [data.sample_of(part) for part in ("train", "valid", "server")]
     leaves, structure = jax.tree.flatten((method, carry, samples, data.server))
     forms = tuple((np.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)

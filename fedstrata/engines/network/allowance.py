@@ -61,6 +61,7 @@ class Allowance:
                 f"({self.epsilon():.3g} are spent)."
             )
         plain = {part: [[q, mu2, n] for (q, mu2), n in draws.items()] for part, draws in after.items()}
+        # On disk before the answer goes out: after a kill, nothing that was sent is free again.
         write_atomically(self.file, sealed(json.dumps({"spent": plain, "sha256": UNSEALED}).encode()))
         self.spent = after
 
@@ -107,7 +108,7 @@ def costs_of(
         examples: Any = channel.examples
         costs: dict[str, Counter[tuple[float, float]]] = {}
         for one in found:
-            least = float(sizes[one.part].min())
+            least = float(sizes[one.part].min())  # the client whose samples are drawn most often
             rate = 1.0 if one.batch_size is None else min(1.0, one.batch_size / least)
             mu2 = one.uses / float(examples.noise) ** 2
             costs.setdefault(one.part, Counter())[rate, mu2] += one.draws

@@ -67,10 +67,12 @@ class Party(ABC):
                 reply, leaves = self.call(header, arrays)
             self.answered += 1
             showed = {"shows": self.showed} if self.showed and header["op"] == "exchange" else {}
+            # Before the reply is sent: what a site has shown is in its account, even if the line then breaks.
             self._account("answered", header, arrays, up=numbers(leaves), **showed)
             return wire.pack({**reply, "seq": number}, leaves, limit)
         except Ended:
             raise
+        # These two have words that were written for the server to read.
         except (SiteRefused, wire.WireError) as error:
             log.warning("refused: %s", error)
             event, words, why = "refused", str(error), str(error)[:200]

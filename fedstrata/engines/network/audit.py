@@ -76,7 +76,7 @@ def read(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     content = file.read_bytes()
-    content = content[: content.rfind(b"\n") + 1]
+    content = content[: content.rfind(b"\n") + 1]  # the last line is being written, or its writer was killed
     entries, last = [], FIRST
     for number, line in enumerate(content.splitlines()):
         try:
@@ -84,6 +84,8 @@ def read(file: Path) -> list[dict[str, Any]]:
             told = entry.pop("hash")
         except (ValueError, KeyError, AttributeError) as error:
             raise AuditError(f"{file}: line {number + 1} cannot be read.") from error
+        # A line that was changed, removed or inserted breaks the chain. Lines cut off the end do not: the
+        # other party's account still has those, see `compare`.
         if told != _hash(last, entry) or entry.get("n") != number:
             raise AuditError(f"{file}: line {number + 1} does not follow from those before it.")
         last = entry["hash"] = told
@@ -102,6 +104,7 @@ def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any
     differences = []
     for seq in sorted(asked.keys() | answered.keys()):
         there, here = asked.get(seq), answered.get(seq)
+        # An exchange that failed may or may not have reached the site: only replies are compared.
         if here is None and there is not None and there["outcome"] == "replied":
             differences.append(f"{seq}: the server had a reply of {party}, who does not know of it")
         elif there is None:
@@ -205,12 +208,13 @@ def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) ->
             "The manifest was changed, or was not signed by a party of this authority."
         ) from error
     for name, digest in body["files"].items():
-        file = folder / Path(name).name
+        file = folder / Path(name).name  # a manifest must not name files outside of its folder
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             raise AuditError(f"{file} is not the file that the manifest vouches for.")
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
+    # One text for equal values, in whatever order they were put in: signatures and hashes are of texts.
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 

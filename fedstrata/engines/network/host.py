@@ -350,6 +350,7 @@ def blank(form: Any) -> PyTree:
             )
             if not valid or math.prod(shape) * wire.DTYPES[dtype].itemsize > wire.LIMIT:
                 raise ValueError("shape")
+            # One zero, seen as the whole array: whatever size a peer describes, it takes no memory here.
             arrays[name] = np.broadcast_to(np.zeros((), wire.DTYPES[dtype]), tuple(shape))
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # it comes from a peer
         raise wire.WireError("The description of the arrays is not valid.") from error

@@ -95,5 +95,5 @@ class Rules:
         """Whether it answers at this time of the day."""
         if self.hours is None:
             return True
-        begin, end = self.hours
+        begin, end = self.hours  # over midnight, the end is before the beginning
         return begin <= now < end if begin < end else now >= begin or now < end

@@ -56,7 +56,7 @@ class States:
     def start(self, numbers: Sequence[int] = (0,)) -> None:
         """Forget everything: what there was before the first round stands for these states."""
         self._forget_but(())
-        for number in reversed(numbers):
+        for number in reversed(numbers):  # the first of them is left last, and is then the present one
             self.leave(number, self.first)
 
     def check(self, wanted: Sequence[int]) -> None:
@@ -66,7 +66,7 @@ class States:
             Forgotten: if nothing is remembered.
             SiteRefused: if what is remembered is damaged, of other data, or not what is wanted.
         """
-        for number in self._there:
+        for number in self._there:  # a damaged file is found now, not in the middle of the run
             self._load(number)
         if wanted[0] and not self._there:
             raise Forgotten
@@ -82,7 +82,7 @@ class States:
             return self.memory
         if number in self._there:
             return self._load(number)
-        if number == 0:
+        if number == 0:  # before the first message nothing has been left, so that there is no file
             return self.first
         raise SiteRefused(
             f"This site is to continue from its state after message {number}, which it does not have; "

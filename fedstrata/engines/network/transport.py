@@ -109,6 +109,7 @@ class Through:
     def __init__(self, inner: Connected) -> None:
         self.inner = inner
         self.names, self.rejoins = inner.names, inner.rejoins
+        # The same lists: the inner transport counts in them.
         self.sent, self.received, self.took = inner.sent, inner.received, inner.took
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
@@ -161,7 +162,7 @@ class Local:
             self.sent[i] += len(asked)
             try:
                 answer = wire.pack(*self.sites[i].call(*wire.unpack(asked)))
-            except Exception as error:
+            except Exception as error:  # a remote site's exception arrives as words, too
                 failures[i] = Failure("error", f"{type(error).__name__}: {error}")
                 continue
             self.received[i] += len(answer)

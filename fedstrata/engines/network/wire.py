@@ -65,7 +65,7 @@ def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Part]:
         )
     form = [[_CODE_OF[array.dtype], *array.shape] for array in arrays]
     head = json.dumps({**header, "arrays": form}, separators=(",", ":"), allow_nan=False).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8)  # so that arrays begin at multiples of eight: views need no copies
     size = 8 + len(head) + sum(_padded(array.nbytes) for array in arrays)
     if size > limit or len(head) > HEADER_LIMIT:
         raise WireError(
@@ -91,6 +91,7 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
     if message[3] != VERSION:
         raise WireError(f"The message has protocol version {message[3]}, but this is version {VERSION}.")
     (length,) = struct.unpack_from("<I", message, 4)
+    # Checked before anything is made of it: a peer may send any length.
     if length > HEADER_LIMIT or 8 + length > len(message):
         raise WireError("The message is shorter than its header says, or the header is too long.")
     try:
