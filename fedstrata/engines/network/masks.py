@@ -105,7 +105,7 @@ class Fixed:
                 f"An upload has a number that is not finite or beyond {most:.3g}, for which a secure sum has "
                 "no room: the method diverges, or its uploads need clip=."
             )
-        flat *= self.scale
+        flat *= self.scale  # in place, as the copy is the size of a model
         return np.rint(flat, out=flat).astype(np.int64).astype(self.dtype)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
@@ -179,7 +179,7 @@ class Masker:
         shares, what, number = asked.shares, asked.what, asked.number
         if shares.shape != (1 + len(self._shared),) or shares.dtype != np.float64:
             raise SiteRefused("The request lacks the weight of each site in the sum.")
-        there = shares >= 0
+        there = shares >= 0  # a site that is left out has a negative one
         if everyone and not there.all():
             raise SiteRefused("The text asks every client there, but this sum is over some sites alone.")
         total = shares[there].sum()
@@ -214,10 +214,13 @@ class Masker:
         for j in np.flatnonzero(asked.shares >= 0).tolist():
             if j != self.index:
                 key = HKDF(SHA256(), 48, None, context).derive(self._shared[j])
+                # Zeros in counter mode are the cipher's own stream: a number that only these two can compute.
                 stream = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor().update(zeros)
                 own = np.frombuffer(stream, vector.dtype, vector.size, counts.nbytes)
                 first = np.frombuffer(stream, np.uint64, counts.size)
-                sign = np.add if self.index < j else np.subtract
+                sign = (
+                    np.add if self.index < j else np.subtract
+                )  # of a pair one adds what the other takes away
                 sign(vector, own, out=vector)
                 sign(counts, first, out=counts)
         return [vector, counts]
