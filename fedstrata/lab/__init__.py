@@ -1,7 +1,7 @@
 """The laboratory: the command line, experiments, reports and data sets (``pip install 'fedstrata[lab]'``).
 
-Here are the names with which an experiment is defined: a file with an ``EXPERIMENT``. The repository's folder
-``reproductions`` has those of the papers.
+These names define an experiment, a file with an ``EXPERIMENT``. The papers' experiments are in the
+repository's folder ``reproductions``.
 """
 
 from typing import TYPE_CHECKING

@@ -496,7 +496,7 @@ def parse(assignments: list[str]) -> dict[str, Any]:
 
 
 def _split(text: str) -> list[str]:
-    """Text at its commas, but for those in double quotes and those after a backslash."""
+    """Split text at commas, except those in double quotes or after a backslash."""
     marked = re.findall(r'\s*"(?:[^"\\]|\\.)*"\s*(?=,|$)|(?:[^,\\]|\\.|\\$)+', text)
     return [part if part.strip().startswith('"') else part.replace("\\,", ",") for part in marked]
 

@@ -82,7 +82,7 @@ class SitePolicy(BaseModel):
             raise ValueError(f"{file}: {error}") from None
 
     def rules(self, kit: Path) -> Rules:
-        """With the approvals in the kit."""
+        """The rules of the policy, with the approvals in the kit."""
         known = approved(kit)
         hours = None
         if self.hours is not None:
@@ -101,7 +101,7 @@ class SitePolicy(BaseModel):
         return Rates(self.upload, self.download)
 
     def limit_cores(self) -> None:
-        """Keep this process to so many cores; to be called before JAX starts its threads."""
+        """Limit this process to the policy's number of cores; call it before JAX starts its threads."""
         if self.cores is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: self.cores])
 
@@ -118,7 +118,7 @@ def approved(kit: Path) -> dict[str, Any]:
 
 
 def approve(kit: Path, digests: dict[str, str]) -> None:
-    """Note that a person has said yes to runs."""
+    """Record that a person has approved runs."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     new = {digest: {"run": run, "time": now} for digest, run in digests.items()}
     write_atomically(kit / APPROVED, json.dumps(approved(kit) | new, indent=1).encode())

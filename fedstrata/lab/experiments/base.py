@@ -84,7 +84,7 @@ class Setting(Mapping[str, Scalar]):
 
     @property
     def coordinates(self) -> dict[str, Scalar]:
-        """The cell but for the method, which is a run's label."""
+        """The cell without the method, which is a run's label."""
         return {key: value for key, value in self.cell.items() if key != "method"}
 
     @property

@@ -15,7 +15,7 @@ from fedstrata.lab.experiments.networked import task_of
 def contest(
     experiment: Experiment, budget: dict[str, float], seeds: int, steps: Steps, target: float
 ) -> Comparison:
-    """Compare an experiment's methods; what tells its settings apart besides is a problem of its own."""
+    """Compare an experiment's methods; any other difference between its settings makes another problem."""
     cases: dict[str, tuple[object, ...]] = {}
     methods: dict[str, Method] = {}
     options: dict[str, object] = {}

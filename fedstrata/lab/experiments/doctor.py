@@ -159,7 +159,7 @@ def _lacking(requirements: Iterable[Requirement]) -> list[str]:
 
 
 def _of_extra(requirements: Iterable[Requirement], extra: str) -> list[Requirement]:
-    """Those that an extra adds."""
+    """The requirements that an extra adds."""
     marked = [r for r in requirements if r.marker and not r.marker.evaluate({"extra": ""})]
     return [r for r in marked if r.marker and r.marker.evaluate({"extra": extra})]
 

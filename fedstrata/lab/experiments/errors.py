@@ -61,7 +61,7 @@ def messages(
 
 
 def _told(error: BaseException, file: str, expected: tuple[type[Exception], ...]) -> tuple[int, str]:
-    """The exit code and the words of an error; 0 where it is a mistake of ours."""
+    """The exit code and the message of an error; 0 for a bug of FedStrata."""
     if isinstance(error, KeyboardInterrupt):
         return 130, f"\nInterrupted{': ' if str(error) else ''}{error}"
     if isinstance(error, typer.Exit):

@@ -228,7 +228,7 @@ class _Admin:
 
 
 def _one(made: Any, user: str, kit: Path, out: Path, say: Say) -> dict[str, str]:
-    """One job to its end: what came of it, and its files."""
+    """Run one job to its end: returns its outcome, and copies its files."""
     admin = _Admin(user, kit, say)
     try:
         with tempfile.TemporaryDirectory() as folder:
@@ -281,7 +281,7 @@ def _watched(admin: _Admin, number: str, say: Say) -> str:
 
 
 def _downloaded(session: Session, number: str, folder: str) -> Path | None:
-    """The job's own account of what came of it; None of one that was killed."""
+    """The job's outcome file; None if the job was killed."""
     try:
         place = Path(session.download_job_result(number, folder))
     except Exception:  # there is nothing to download

@@ -100,7 +100,7 @@ class Gate:
         self._over = threading.Event()
 
     def look(self) -> None:
-        """Let in who is new, or whose site has ended; refuse strangers and the second of a name."""
+        """Admit new nodes, and those whose site has ended; refuse unknown sites and a name that is taken."""
         fresh = [node for node in self.grid.get_node_ids() if node not in self.known]
         self.known.update(fresh)
         self._push(MessageType.QUERY, {node: {} for node in fresh})

@@ -99,7 +99,7 @@ messages = functools.partial(errors.messages, expected=(ValueError,))
 def plan_of(
     experiment: str, folder: Path, quick: bool, seeds: int | None, set_: list[str] | None
 ) -> PreparedExperiment:
-    """An experiment by its name, or from a file, in a party's folder where it is there."""
+    """An experiment by its name, or from a file, which is looked for in a party's folder first."""
     from fedstrata.lab.cli import load, parse
     from fedstrata.lab.experiments.runner import prepare
 
@@ -125,7 +125,7 @@ def init(
 
 
 def write_settings(folder: Path, sites: list[str], experiment: str, listen: str, address: str) -> Path:
-    """The file federation.toml in a folder, checked."""
+    """Check the settings, and write them to federation.toml in a folder."""
     from fedstrata.lab.experiments.settings import read
 
     file = folder / "federation.toml"
@@ -345,7 +345,7 @@ def run_name(out: Path) -> str:
 
 
 def refuse_runs(folder: Path) -> None:
-    """A new run does not go where there are runs already.
+    """Refuse a folder that has runs already.
 
     Raises:
         ValueError: if there are.
@@ -396,7 +396,7 @@ class _Status:
             write_atomically(self.file, json.dumps(self.facts()).encode())
 
     def facts(self) -> dict[str, Any]:
-        """How the run stands, and each site."""
+        """The state of the run, and of each site."""
         transport, engines = self.server.transport, list(self.server.engines)
         return {
             "pid": os.getpid(),
@@ -462,7 +462,7 @@ def execute(
     again: str = "the same command with --resume continues there",
     watch: str | None = None,
 ) -> None:
-    """Run it, keep the models, and write the report with a section on the network."""
+    """Run the experiment, keep the models, and write the report with a section on the network."""
     from dataclasses import replace
 
     import rich
@@ -613,7 +613,7 @@ def status(
     out: Annotated[Path, typer.Argument(help="The folder of a run.")],
     watch: Annotated[bool, typer.Option("--watch", help="Until the run ends or Ctrl-C.")] = False,
 ) -> None:
-    """How a run on this machine stands."""
+    """Show the state of a run on this machine."""
     with messages():
         from rich.live import Live
 
@@ -632,7 +632,7 @@ def status(
 
 
 def _stands(facts: dict[str, Any]) -> str:
-    """How a run stands, in lines."""
+    """The state of a run, as lines of text."""
     stands = f"round {facts['round']} of {facts['rounds']}" if facts["rounds"] else "no round yet"
     lines = [f"process {facts['pid']}, {time.time() - facts['time']:.0f} s ago: {stands}"]
     names, seconds = facts["waiting"]

@@ -44,7 +44,7 @@ def facts(experiment: Experiment) -> dict[str, Any]:
 
 
 def show(experiment: Experiment, console: Console | None = None) -> None:
-    """Print what `facts` has."""
+    """Print the facts of an experiment."""
     e, told = experiment, facts(experiment)
     console = console or Console()
     console.print(f"[bold]{escape(e.title)}[/bold]  ({e.name})")

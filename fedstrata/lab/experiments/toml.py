@@ -94,7 +94,7 @@ def _problem(given: Any) -> Any:
 
 
 def _method(given: Any) -> Any:
-    """Whether there is such a method; its arguments it checks itself."""
+    """Check that the method exists; it checks its arguments itself."""
     if (name := _table(given).get("name")) not in KNOWN:
         raise PydanticCustomError("said", "{words}", {"words": unknown("methods", str(name or ""), KNOWN)})
     return _table(given)
@@ -221,7 +221,7 @@ def unknown(where: str, name: str, known: Iterable[str], hint: str = "") -> str:
 
 
 def _misfits(form: File) -> Iterator[str]:
-    """Where parts that are right by themselves do not fit together."""
+    """The faults of parts that are valid by themselves, but do not fit together."""
     problem, data = form.problem, form.data.parameters
     named = PROBLEMS[problem.name]
     if named.models and problem.model.name not in named.models:
@@ -262,7 +262,7 @@ def _unfit(name: str, form: File) -> str:
 
 
 def offered(form: File) -> list[str]:
-    """The metrics that there are; labels that are numbers have no accuracy."""
+    """The available metrics; there is no accuracy where labels are numbers."""
     loss = vars(form.problem.model).get("loss")
     numbers = loss is not None and Loss.of(loss).labels == "numbers"
     tested = TESTED if form.data.name in NATURAL else ()  # elsewhere nobody knows whose a test sample is
@@ -451,7 +451,7 @@ def _optax(where: str, name: str, given: str) -> Any:
 
 
 class FileBuild:
-    """A setting's task, by the file: a key of the setting takes the place of what the file says there.
+    """A setting's task, by the file: a key of the setting replaces the file's value.
 
     A key is looked for among rounds, eval_every and participation, then in the data, its partition, the
     problem, its model and the methods; ``model.key`` and the like say which, and ``LABEL.key`` is one

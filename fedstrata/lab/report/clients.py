@@ -1,4 +1,4 @@
-"""Client by client: what metrics of `fs.per_client` say, as a table and plots.
+"""Results by client: the metrics of `fs.per_client`, as a table and plots.
 
 Such a metric ``loss`` has the series ``loss`` (the mean), ``loss/worst``, ``loss/best``, ``loss/median``,
 ``loss/q25``, …, ``loss/spread``, and where each client was kept ``loss/Zurich``.

@@ -131,7 +131,7 @@ def build_plot(runs: Sequence[RunRecord], spec: PlotSpec) -> Plot:
 
 
 def undrawn(runs: Sequence[RunRecord], spec: PlotSpec) -> str:
-    """Why a plot cannot be drawn, where no run has what it shows; else nothing.
+    """Why a plot cannot be drawn: no run has its series. Empty if it can be.
 
     A choice of methods may leave none that has the metric: a page is then made without the plot, and says so.
     """
