@@ -27,8 +27,6 @@ from fedstrata.support.shown import line
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedstrata.lab.report.tables import WideTable
-
 
 @dataclass(frozen=True)
 class Result:
@@ -151,7 +149,7 @@ class Result:
             figure.savefig(path)
         return figure
 
-    def table(self) -> WideTable:
+    def table(self) -> Any:
         """The metrics at some rounds, and the ledger: for `print`, for `rich.print` and for notebooks."""
         with extra("lab", "result.table"):
             from fedstrata.lab.report import history_table
