@@ -49,7 +49,6 @@ data = fs.FederatedData.from_clients(records)
 problem = fs.MPEC(
     leader,
     follower,
-    project_x=fs.sets.Box(0.0, 10.0),
     project_y=fs.sets.Box(0.0, LIMITS),
     solution=fs.black_box(equilibrium, like=lambda x, sample: jnp.zeros(4)),
 )

@@ -18,7 +18,7 @@ def setting(name, **options):
 def test_the_fairest_is_as_accurate_and_fairer():
     s = setting("selection-fair", data="synthetic", people=1000, method="exact (SLSQP)")
     exact = {name: values[-1] for name, values in selection_fair.build(s).history.items()}
-    p = selection_fair.posed(s.data, s.clients, s.people, s.epsilon, s.rho, s.seed)
+    p = selection_fair.fair(s.data, s.clients, s.people, s.epsilon, s.rho, s.seed)
     method = fs.StRFedAvg("geometric", s.K, eta=s.eta, eta_end=s.eta_end)
     options = {"metrics": selection_fair.METRICS, "eval_every": s.rounds, "progress": False}
     history = fs.solve(p.problem, method, p.data, p.use, rounds=s.rounds, **options).history
