@@ -156,7 +156,8 @@ def many(number: int, words: str) -> None:
         taken = rounds(network(server, list(SIZES).index(words)), run, 20)
         threads, memory, files = costs()
     more = memory - before
-    print(f"{number:5d}   {words:8s}{taken:10.1f}{threads:9d}{files:8d}{more:10.0f}", flush=True)
+    models = more * 2**20 / (4 * SIZES[words] * number)
+    print(f"{number:5d}   {words:8s}{taken:10.1f}{threads:9d}{files:8d}{more:10.0f}{models:10.1f}", flush=True)
 
 
 def measured(server: Connected) -> Iterator[tuple[str, float, float, float]]:

@@ -1,5 +1,9 @@
 """``python -m fedstrata`` is the command line, which the extra ``lab`` installs."""
 
+import os
+import signal
+import sys
+
 from fedstrata.support.lazy import extra
 
 
@@ -14,6 +18,8 @@ def main() -> None:
             from fedstrata.lab.cli import app
     except ModuleNotFoundError as error:
         raise SystemExit(str(error)) from error
+    if os.getpid() == 1:  # of a container, whose first process gets no signal that it does not handle
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     app(prog_name="fedstrata")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import os
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ class _File:
                 pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if length else None
         except OSError as error:
             raise CorruptData(f"{self.path} cannot be read ({error.strerror or error}).") from error
-        expected = HEADER + int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        expected = HEADER + math.prod(self.shape) * self.dtype.itemsize
         if length != expected or pages is None:
             raise CorruptData(f"{self.path} is damaged: it has {length} bytes instead of {expected}.")
         if head[10:].decode("latin-1").strip() != described(self.dtype, self.shape):

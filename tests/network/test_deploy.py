@@ -1,19 +1,31 @@
 """What `deploy/` has can be read, and speaks of options and numbers that there are."""
 
 import json
+import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
+from fedstrata.engines.network import kits
+
 from fedstrata.engines.network.watching import as_text
 from fedstrata.lab.cli import app
-from fedstrata.lab.experiments.net import _gauges
+from fedstrata.lab.experiments.net import _gauges, write_settings
+from tests.network.faults import environment, free_port
 from tests.network.test_watching import FACTS
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 
 
 def test_the_dashboard_asks_for_numbers_that_are_served():
@@ -51,3 +63,58 @@ def test_a_set_of_jobs_has_as_many_processes_as_it_says():
     assert told["ADDRESS"].startswith(f"{first}:")
     assert job["backoffLimit"] == 0  # the set starts again as a whole
     assert job["template"]["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_an_image_is_made_of_what_there_is():
+    text = (DEPLOY / "Containerfile").read_text()
+    copied = " ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, re.M)).split()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {*copied} == {"pyproject.toml", project["readme"], *project["license-files"], "fedstrata"}
+    assert all((ROOT / path).exists() for path in copied)
+    assert json.loads(re.search(r"^ENTRYPOINT (.*)", text, re.M)[1])[0] in project["scripts"]
+    users = re.findall(r"^USER (\d+):", text, re.M)
+    assert users[-1:] != ["0"] and users
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-rpf", "true"], capture_output=True).returncode != 0
+    if shutil.which("unshare")
+    else True,
+    reason="no namespaces for processes here",
+)
+@pytest.mark.parametrize("who", ["server", "berlin"])
+def test_the_first_process_of_a_container_ends_when_it_is_asked(who, tmp_path):
+    """A system gives such a process no signal that it does not handle."""
+    kits.make(tmp_path / "kits", ["berlin"], ["localhost"])
+    write_settings(tmp_path, ["berlin"], "demo", f"127.0.0.1:{free_port()}", f"localhost:{free_port()}")
+    kit = tmp_path / "kits" / who
+    shutil.copy(tmp_path / "federation.toml", kit)
+    words = {"server": ["run", "demo", str(kit), "--out", "out"], "berlin": ["site", str(kit), "--simulated"]}
+    told = tmp_path / "log"
+    command = ["unshare", "-rpf", "--kill-child", sys.executable, "-m", "fedstrata", "net", *words[who]]
+    with told.open("wb") as log, subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=log, stderr=log
+    ) as outer:
+        try:
+            waits = {"server": "waiting for berlin", "berlin": "no connection to"}[who]
+            end = time.monotonic() + 60
+            while waits not in told.read_text():
+                assert outer.poll() is None and time.monotonic() < end, told.read_text()
+                time.sleep(0.05)
+            (inner,) = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()
+            os.kill(int(inner), signal.SIGTERM)
+            assert outer.wait(10) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "own", "read"),
+    [(7, 0o600, 7, False), (7, 0o640, 7, True), (0, 0o640, 0, True), (0, 0o440, 7, False), (0, 0o444, 7, True)],
+)
+def test_a_key_of_roots_may_be_for_the_group_of_a_service(owner, mode, own, read, monkeypatch):
+    """As a Kubernetes secret is with `fsGroup`."""
+    monkeypatch.setattr(os, "geteuid", lambda: own, raising=False)
+    key = SimpleNamespace(stat=lambda: SimpleNamespace(st_uid=owner, st_mode=0o100000 | mode))
+    assert kits._others_read(key) is read

@@ -546,6 +546,13 @@ def test_deadlines_adapt_to_durations_seen():
     assert timing.deadline(two) == 500
 
 
+def test_each_first_exchange_of_a_site_has_time_to_compile():
+    """Sites of four and of one client: which of them take part changes from round to round."""
+    engine = Network(clients_per_site=4)
+    run(engine=engine, participation=3, rounds=6, default_metrics=False)
+    assert len(engine.timing._took) == len(engine._sites[0]._programs) > 2  # the sites differ in form
+
+
 def test_a_site_that_is_nearly_always_the_last_is_named_once():
     timing, three = Timing(500.0, 2.0), [Slot(i, "round", 0, 3) for i in range(3)]
     told = []

@@ -207,6 +207,7 @@ SETTINGS = {
         ("policy", {"after": 0}, "must be seconds"),
         ("policy", {"retries": True}, "a whole number"),
         ("policy", {"min_sites": 2.0}, "a whole number"),
+        ("policy", {"min_sites": 3}, "min_sites is 3, but there are 2 sites"),
         ("policy", {"missing": "skip"}, "'wait' or 'drop'"),
         ("server", {"listen": 8443}, "must be an address, host:port, but is 8443"),
         ("server", {"listen": "127.0.0.1:99999"}, "host:port"),

@@ -21,7 +21,7 @@ def get(port, path):
 
 
 def test_metrics_health_and_a_page():
-    with served(lambda: _gauges(FACTS), "0", "a run <b>") as port:
+    with served(lambda: _gauges(FACTS), "0", "a run <b>", "h1 { color: red }") as port:
         text = get(port, "/metrics")
         assert "# TYPE fedstrata_sent_bytes_total counter\n" in text
         assert 'fedstrata_sent_bytes_total{site="a\\"b"} 10\n' in text
@@ -30,6 +30,7 @@ def test_metrics_health_and_a_page():
         page = get(port, "/")
         assert "a run &lt;b&gt;" in page
         assert "<b>" not in page
+        assert "<style>h1 { color: red }</style>" in page
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(port, "/etc/passwd")
     with pytest.raises(urllib.error.URLError):

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -576,7 +576,8 @@ class Network(Engine):
             )
             for i, at in rows.items()
         }
-        replies, failures = self.transport.exchange(requests, self.timing.deadline(self._slots(call, rows)))
+        slots = self._slots(call, rows)
+        replies, failures = self.transport.exchange(requests, self.timing.deadline(slots))
         for i, reply in replies.items():
             if why := _wrong(_arrays_of(call, len(rows[i]), fixed), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)
@@ -588,7 +589,7 @@ class Network(Engine):
         for i, reply in replies.items():
             self._counts.update(reply.header["counts"])
             self._now[i] = reply.header["state"]
-        slow = self.timing.note(self._slots(call, replies), [self.transport.took[i] for i in replies])
+        slow = self.timing.note(slots, [self.transport.took[i] for i in rows])
         if slow is not None:
             last, seconds = self.timing.last[slow], self.timing.waited[slow] / self.timing.last[slow]
             times = f"{last} of {self.timing.timed} exchanges, by {1000 * seconds:.0f} ms"
@@ -641,9 +642,13 @@ class Network(Engine):
         kept = [self._begins[self._round], self._begins[self._first], self._saved]
         return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
 
-    def _slots(self, call: Call, sites: Iterable[int]) -> list[Slot]:
-        # in a round of another number of clients, all of them compile again
-        return [Slot(i, call.program, call.k, self._participants) for i in sites]
+    def _slots(self, call: Call, rows: dict[int, np.ndarray]) -> list[Slot]:
+        # In a round of another number of clients all of them compile again; so does a site that is asked for
+        # more of its own than before, as `Site._prepare` pads their number.
+        return [
+            Slot(i, call.program, call.k, self._participants, (len(at) - 1).bit_length())
+            for i, at in rows.items()
+        ]
 
     def _tick(self) -> int:
         # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.

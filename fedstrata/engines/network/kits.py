@@ -44,7 +44,7 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
             # the mode of FLARE's keys is its own affair
-            if folder is kit and os.name == "posix" and files[2].stat().st_mode & 0o077:
+            if folder is kit and _others_read(files[2]):
                 raise KitError(
                     f"Other users can read the private key {files[2]}: `chmod 600` it, or make new kits."
                 )
@@ -54,6 +54,19 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
         f"{kit} is not a kit: it needs {AUTHORITY}, {CERTIFICATE} and {KEY} (`fedstrata net kits` makes "
         "them), or the startup folder of FLARE's provisioning."
     )
+
+
+def _others_read(key: Path) -> bool:
+    """Whether other users can read a private key.
+
+    One of root's may be for a group: so a machine's administrator, or a Kubernetes secret with `fsGroup`,
+    hands a key to a service that can read it, and cannot change it.
+    """
+    if os.name != "posix":
+        return False
+    found = key.stat()
+    handed = found.st_uid == 0 != os.geteuid()
+    return bool(found.st_mode & (0o037 if handed else 0o077))
 
 
 def name_of(kit: Path) -> str:

@@ -13,12 +13,20 @@ RECENT = 64  # answers of a site from which its usual time is known
 
 
 class Slot(NamedTuple):
-    """A site, an exchange of the text, and the number of clients in the round: what a site compiles once."""
+    """What a site compiles once.
+
+    Attributes:
+        site: its number.
+        program, k: an exchange of the text.
+        participants: how many clients there are in the round.
+        rows: for how many of the site's own clients there is room, as the power of two.
+    """
 
     site: int
     program: str
     k: int
     participants: int
+    rows: int = 0
 
 
 class Timing:

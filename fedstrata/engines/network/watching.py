@@ -51,19 +51,18 @@ def as_text(gauges: list[Gauge]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def as_page(gauges: list[Gauge], title: str) -> str:
+def as_page(gauges: list[Gauge], title: str, css: str = "") -> str:
     """One page that loads itself again every two seconds; it has no script."""
     rows = "".join(
-        f"<tr><td>{html.escape(g.help)}</td><td>{html.escape(', '.join(g.labels.values()))}</td>"
-        f"<td style='text-align:right'>{g.value:,.6g}</td></tr>"
+        f"<tr><td class='text'>{html.escape(g.help)}</td>"
+        f"<td class='key'>{html.escape(', '.join(g.labels.values()))}</td><td>{g.value:,.6g}</td></tr>"
         for g in gauges
     )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta http-equiv='refresh' content='2'>"
-        f"<title>{html.escape(title)}</title>"
-        "<style>body{font:15px system-ui;margin:2em auto;max-width:52em}"
-        "table{border-collapse:collapse;width:100%}td{padding:.3em .6em;border-bottom:1px solid #ddd}</style>"
-        f"</head><body><h1>{html.escape(title)}</h1><table>{rows}</table></body></html>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{css}</style></head>"
+        f"<body><h1>{html.escape(title)}</h1><div class='scroll'><table>{rows}</table></div></body></html>"
     )
 
 
@@ -84,7 +83,7 @@ def address_of(where: str) -> tuple[str, int]:
 
 
 @contextmanager
-def served(tells: Tells, where: str | None, title: str) -> Iterator[int | None]:
+def served(tells: Tells, where: str | None, title: str, css: str = "") -> Iterator[int | None]:
     """Serve it for the length of a block, and give the port; nothing where ``where`` is None."""
     if where is None:
         yield None
@@ -98,7 +97,7 @@ def served(tells: Tells, where: str | None, title: str) -> Iterator[int | None]:
             pages: dict[str, tuple[str, Callable[[], str]]] = {
                 "/metrics": ("text/plain; version=0.0.4", lambda: as_text(tells())),
                 "/healthz": ("text/plain", lambda: "ok\n"),
-                "/": ("text/html", lambda: as_page(tells(), title)),
+                "/": ("text/html", lambda: as_page(tells(), title, css)),
             }
             kind, make = pages.get(self.path, ("text/plain", lambda: "not found\n"))
             content = make().encode()

@@ -65,6 +65,7 @@ anew = false            # whether a site that lost its state (an empty disk) may
 """
 
 AUDIT = "audit.jsonl"
+STYLE = Path(__file__).parents[1] / "report" / "assets" / "page.css"  # the report's, for the page of --watch
 PATIENCE = 10.0  # seconds of waiting for an answer that are not told
 SILENT = 60.0  # seconds after which a run that tells nothing is taken for dead
 Data = Annotated[str | None, typer.Option(help="module:function, a .csv file, or the folder of a store.")]
@@ -192,7 +193,8 @@ def site(
         _warn_of_expiry(kit, name)
         whose, where = f"The site {name}", address or settings.address
         tells = functools.partial(_site_gauges, host, kit, name)
-        with locked(folder, whose), served(tells, watch, whose), sent(name, traces) as spans:
+        page = served(tells, watch, whose, STYLE.read_text("utf-8"))
+        with locked(folder, whose), page, sent(name, traces) as spans:
             host.around = host.around if spans is None else spans.answering
             serve(host, kit, where, settings.message_bytes, resting=host.resting, rates=policy.rates)
 
@@ -472,7 +474,8 @@ def execute(
     from fedstrata.lab.report import load_report
 
     title = f"{plan.experiment.name}: a federation of {len(server.transport.names)} sites"
-    with _Status(server, out) as status, served(lambda: _gauges(status.facts()), watch, title):
+    css = STYLE.read_text("utf-8")
+    with _Status(server, out) as status, served(lambda: _gauges(status.facts()), watch, title, css):
         networked = replace(plan, experiment=server.networked(status.watch))
         page = run_experiment(
             networked, out, command=command, fresh=fresh, together=False, models=True, again=again,

@@ -141,7 +141,10 @@ def read(found: Mapping[str, Any]) -> Settings:
             case other:
                 wrong.append(f"[{section}] must be a section, but is {other!r}.")
     section_of = {name: f"[{section}] " for section, names in SECTIONS.items() for name in names}
-    return checked(Settings, given, wrong, section_of)
+    made = checked(Settings, given, wrong, section_of)
+    if made.min_sites > len(made.sites):
+        raise ValueError(f"[policy] min_sites is {made.min_sites}, but there are {len(made.sites)} sites.")
+    return made
 
 
 def checked(
