@@ -63,7 +63,7 @@ def write_report(
     """Write a report's folder.
 
     It holds `config.json`, `runs.csv` and `history.csv`, and what is made from them: `table.csv`, `table.md`,
-    `plots/` and `report.html`. Everything is made beside the folder first, so that a failure leaves the
+    `plots/` and `report.html`. Everything is made in a temporary folder first, so that a failure leaves the
     folder as it was. A report that was there is replaced; other files in the folder stay.
 
     Args:
@@ -219,7 +219,8 @@ def _put(folder: Path, files: Mapping[str, bytes]) -> Path:
     """Put files into a folder: all of them are on disk before the first takes its place."""
     if folder.exists() and not folder.is_dir():
         raise ReportError(f"{str(folder)!r} is a file, where the report's folder should be")
-    with beside(folder) as stage:
+    # Inside a folder that is there: it may be a volume, whose files cannot be moved in from beside it.
+    with beside(folder / "report" if folder.exists() else folder) as stage:
         for file, data in files.items():
             path = stage / file
             path.parent.mkdir(exist_ok=True)
