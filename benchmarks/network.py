@@ -157,7 +157,9 @@ def many(number: int, words: str) -> None:
         threads, memory, files = costs()
     more = memory - before
     models = more * 2**20 / (4 * SIZES[words] * number)
-    print(f"{number:5d}   {words:8s}{taken:10.1f}{threads:9d}{files:8d}{more:10.0f}{models:10.1f}", flush=True)
+    print(
+        f"{number:5d}   {words:8s}{taken:10.1f}{threads:9d}{files:8d}{more:10.0f}{models:10.1f}", flush=True
+    )
 
 
 def measured(server: Connected) -> Iterator[tuple[str, float, float, float]]:
