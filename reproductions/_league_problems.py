@@ -196,6 +196,18 @@ def _own_bilevel(seed: int) -> Case:
     return Case(OWN, regression(seed, valid=True), START, START)
 
 
+def _joint(x: Any, y: Any, s: Any) -> Any:
+    return (s["a"] @ (x + y) - s["b"]) ** 2 / 2 + y @ y / 4 + 0.01 * x @ x
+
+
+JOINT = fs.Bilevel(_joint, _joint, same_samples=True, local=True)
+
+
+@listed("own deviations", JOINT)
+def _own_heads(seed: int) -> Case:
+    return Case(JOINT, regression(seed), START, START)
+
+
 @listed("quadratic minimax", MINIMAX)
 def _minimax(seed: int) -> Case:
     toy = fs.quadratic_minimax(clients=CLIENTS, seed=seed)

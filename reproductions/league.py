@@ -234,6 +234,7 @@ EXPERIMENT = Experiment(
             "quadratic bilevel",
             "heart, penalties",
             "own ridge regressions",
+            "own deviations",
             "quadratic minimax",
             "heart, AUC",
             "least norm",

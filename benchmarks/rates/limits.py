@@ -77,6 +77,25 @@ def forgetting(number: int) -> float:
     return off(fs.Minimax(payoff), method, saddle(), 3_000, y0=np.zeros(2))
 
 
+def heads(number: int) -> float:
+    """FedRep on ½d(x + y − a)² + ½y², whose least value over y has the curvature d/(d + 1) in x."""
+
+    def joint(x: Any, y: Any, s: Any) -> Any:
+        return loss(x + y, s) + (y**2).sum() / 2
+
+    problem = fs.Bilevel(joint, joint, same_samples=True, local=True)
+    expected = centre(CURVATURES / (CURVATURES + 1), CENTRES)
+    return off(problem, fs.FedRep(1 / number, 0.5, H=2), expected, 100 * number, y0=np.zeros(2))
+
+
+def mixtures(number: int) -> float:
+    """APFL's answers, whose v is a step behind its x, from the clients' own minimisers."""
+    method, rounds = fs.APFL(1 / number, 0.9), 100 * number
+    options = {"seeds": range(1), "eval_every": rounds}
+    (found,) = runs(fs.Minimization(loss), method, DATA, np.zeros(2), rounds, **options)
+    return float(np.linalg.norm(found.y - CENTRES))
+
+
 def first_order(number: int) -> float:
     """FO-MAML's limit, against that of the second order's problem: clients Σ d(1 − αd)²(x − a) = 0."""
     curvatures = CURVATURES * (1 - CURVATURES / number) ** 2
@@ -198,16 +217,15 @@ def tilted(lam: int) -> float:
 WORST = federation(CURVATURES / 2, CENTRES)  # losses near 1, whose powers float32 can hold
 
 
-def worst(x: np.ndarray) -> float:
-    return float((CURVATURES / 2 * (x - CENTRES) ** 2).sum(1).max() / 2)
+def losses(x: np.ndarray) -> np.ndarray:
+    return (CURVATURES / 2 * (x - CENTRES) ** 2).sum(1) / 2
 
 
-def fairest() -> tuple[np.ndarray, float]:
-    """The minimiser of the largest loss, by sequential quadratic programming, and its value."""
-    each = {"type": "ineq", "fun": lambda z: z[2] - (CURVATURES / 2 * (z[:2] - CENTRES) ** 2).sum(1) / 2}
+def fairest(clients: int = 3) -> np.ndarray:
+    """The minimiser of the largest loss of the first clients, by sequential quadratic programming."""
+    each = {"type": "ineq", "fun": lambda z: z[2] - losses(z[:2])[:clients]}
     start, options = np.array([0.0, 0.0, 9.0]), {"ftol": 1e-15, "maxiter": 500}
-    best = optimize.minimize(lambda z: z[2], start, constraints=[each], options=options).x
-    return best[:2], worst(best[:2])
+    return optimize.minimize(lambda z: z[2], start, constraints=[each], options=options).x[:2]
 
 
 def beyond(make: Any) -> Any:
@@ -218,9 +236,18 @@ def beyond(make: Any) -> Any:
         (found,) = runs(
             fs.Minimization(loss), method, WORST, np.zeros(2), rounds, seeds=range(1), eval_every=rounds
         )
-        return worst(np.asarray(found.x, float)) - fairest()[1]
+        return float(losses(np.asarray(found.x, float)).max() - losses(fairest()).max())
 
     return measure
+
+
+def drift_of_two(number: int) -> float:
+    """DRFA with two clients, both of which have the largest loss at the solution, in the plane."""
+    data, rounds = federation(CURVATURES[:2] / 2, CENTRES[:2]), 400 * number
+    options = {"seeds": range(1), "eval_every": rounds}
+    method = fs.DRFA(1 / number, 1 / number, tau=2)
+    (found,) = runs(fs.Minimization(loss), method, data, np.zeros(2), rounds, **options)
+    return float(np.linalg.norm(found.x - fairest(2)))
 
 
 def directions(size: int) -> float:
@@ -298,8 +325,20 @@ LAWS = (
         drift_of_games(lambda g: fs.FedSTORM(g, g, c=0.5, I=4)),
     ),
     Law("FedSTORM", "drift", "‖x − x*‖", "1/c", -1, (1, 4, 16), forgetting),
+    Law(
+        "AdaFedSTORM",
+        "drift, c = ½",
+        "‖x − x*‖",
+        "1/α",
+        -1,
+        STEPS,
+        drift_of_games(lambda g: fs.AdaFedSTORM(g, g, c=0.5, I=4)),
+    ),
     Law("LocalSCGDM", "averaged values", "‖x − x*‖", "1/(1 − β)", -1, (4, 16, 64), averaged_values),
     Law("FCSGM", "few inner samples", "x* − mean x", "B", -1, (2, 4, 8), few_inner),
+    Law("FedRep", "drift", "‖x − x*‖", "1/γ", -1, STEPS, heads),
+    Law("APFL", "drift", "‖y − y*‖", "1/γ", -1, STEPS, mixtures),
+    Law("DRFA", "drift", "‖x − x*‖", "1/γ", -1, STEPS, drift_of_two),
     Law("PerFedAvg", "first order", "‖x − x*‖", "1/α", -1, STEPS, first_order),
     Law("FedF2SA", "order 1", "‖x − x*‖", "λ", -1, (8, 32, 128), penalty(1)),
     Law("FedF2SA", "order 2", "‖x − x*‖", "λ", -2, (16, 32, 64), penalty(2)),

@@ -62,21 +62,24 @@ def hypercleaning(predict: Function, lam: float) -> Bilevel:
     return Bilevel(Applied(_plain, predict), Applied(_cleaned, predict, lam))
 
 
-def hyperrepresentation(features: Function, lam: float) -> Bilevel:
+def hyperrepresentation(features: Function, lam: float, local: bool = False) -> Bilevel:
     """A representation shared by all clients, and a linear head for each client.
 
     ``x`` has the parameters of the representation, and ``y`` the heads on a leading client axis,
     ``{"W": (clients, features, classes), "b": (clients, classes)}``; samples have an entry ``"client"``
-    (`FederatedData.with_client_index`).
+    (`FederatedData.with_client_index`). With ``local=True`` a head never leaves its client, and ``y0`` is one
+    head, without that axis.
 
     Args:
         features: ``features(x, inputs)``, the representation φ.
         lam: the ℓ2 weight λ > 0, which makes the lower level strongly convex.
+        local: whether this is a ``fs.Bilevel(…, local=True)``; the solutions are the same.
     """
     if lam <= 0:
         raise ValueError(f"hyperrepresentation needs lam > 0, but it is {lam!r}.")
     per_sample(features, "hyperrepresentation: features", "it sees one sample's features")
-    return Bilevel(Applied(_head, features, 0.0), Applied(_head, features, lam))
+    head = _head if local else _head_of_client
+    return Bilevel(Applied(head, features, 0.0), Applied(head, features, lam), local=local)
 
 
 def _weighted(predict: Function, x: PyTree, y: PyTree, sample: PyTree) -> Any:
@@ -98,6 +101,11 @@ def _cleaned(predict: Function, lam: float, x: PyTree, y: PyTree, sample: PyTree
 
 
 def _head(features: Function, lam: float, x: PyTree, y: PyTree, sample: PyTree) -> Any:
-    W, b = y["W"][sample["client"]], y["b"][sample["client"]]
+    W, b = y["W"], y["b"]
     loss = cross_entropy(features(x, sample["x"]) @ W + b, sample["y"])
     return loss + lam * (jnp.vdot(W, W) + jnp.vdot(b, b)) if lam else loss
+
+
+def _head_of_client(features: Function, lam: float, x: PyTree, y: PyTree, sample: PyTree) -> Any:
+    own = jax.tree.map(lambda leaf: leaf[sample["client"]], y)
+    return _head(features, lam, x, own, sample)

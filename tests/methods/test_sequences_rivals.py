@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -120,6 +122,29 @@ def test_clients_that_were_away_correct_their_estimates():
     method = fs.FedSTORM(lambda r: 2 / (r + 20), 0.25, c=1.0)
     result = solve_local(method, 4000, participation=2, certify=False)
     np.testing.assert_allclose(result.x, X_LOCAL, atol=0.03)
+
+
+@pytest.mark.parametrize("cls", [fs.FedSTORM, fs.FedF2SA])
+def test_heads_of_the_clients_own_are_rows_of_one_array(cls):
+    """A row has the share 1/m in the mean over m clients, so that its step has to be m times as long."""
+    rng = np.random.default_rng(0)
+
+    def parts(n):
+        return [{"x": rng.normal(size=(n, 2)), "y": rng.integers(0, 2, n)} for _ in range(3)]
+
+    data = fs.FederatedData.from_clients(parts(6), valid=parts(4)).with_client_index()
+    one = {"W": np.zeros((2, 2)), "b": np.zeros(2)}
+    rows = jax.tree.map(lambda leaf: np.stack([leaf] * 3), one)
+    found = [
+        fs.solve(
+            fs.hyperrepresentation(lambda x, u: jnp.tanh(x * u), 0.1, local), cls(0.1, beta), data,
+            np.ones(2), y0=y0, rounds=4, progress=False, certify=False,
+        )
+        for local, beta, y0 in ((True, 0.2, one), (False, 0.6, rows))
+    ]  # fmt: skip
+    np.testing.assert_allclose(found[0].x, found[1].x, rtol=1e-10)
+    assert np.abs(found[0].x - 1).max() > 1e-3
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, atol=1e-12), found[0].y, found[1].y)
 
 
 # FedF2SA
