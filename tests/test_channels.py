@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import fedstrata as fs
-from fedstrata.channels.clipping import noised
+from fedstrata.channels.clipping import noised, normal
 from fedstrata.channels.compression import read
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import Network, Policy
@@ -108,6 +108,20 @@ def test_noise_has_its_deviation(where, root, weights):
     deviation = 3.0 * (shares.max() if root == 1 else np.sqrt((shares**2).sum()))
     assert np.std(found.x) == pytest.approx(deviation, rel=0.02)  # of 20,000 draws: four standard errors
     assert abs(np.mean(found.x)) < 4 * deviation / 20_000**0.5
+
+
+def test_normal_numbers_are_normal_to_the_tails():
+    """Of 3·10⁵ draws, by Kolmogorov's distance; beyond 5.4 deviations by hand, where JAX's own end."""
+    from scipy.stats import kstest, norm
+
+    found = np.asarray(normal(jax.random.key(0), 300_001, jnp.float32), float)
+    assert kstest(found, "norm").pvalue > 1e-3
+    assert abs(np.corrcoef(found[:150_000], found[150_000:-1])[0, 1]) < 0.011
+    for words in (0, 1, 10, 1000, 2**20, 2**30):
+        p = (words + 0.5) / 2**31
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedstrata.channels.clipping.threefry_2x32", lambda *_, w=words: jnp.uint32([w]))
+            assert normal(jax.random.key(0), 1, jnp.float32)[0] == pytest.approx(norm.isf(p / 2), rel=5e-4)
 
 
 class SameKey(Small):
@@ -744,6 +758,24 @@ REFUSED = {
     "robust mean depends on single uploads": lambda: fs.Channel(clip=1.0, noise=1.0, mean=fs.Median()),
     "this count needs noise too": lambda: fs.Channel(clip=fs.Adaptive(), noise=1.0),
     "is a privacy parameter": lambda: fs.Channel(epsilon=1.0),
+    "epsilon=1 cannot be kept: 'local_steps' sends": lambda: run_on(
+        SLOPES, channel=fs.Channel(clip=1.0, noise=0.0, epsilon=1.0)
+    ),
+    "epsilon=2 cannot be kept: 'local_steps' takes means of samples without noise": lambda: run_on(
+        SLOPES, channel=fs.Channel(examples=fs.Examples(1.0), epsilon=2.0)
+    ),
+    "epsilon=3 cannot be kept: 'local_steps' sends": lambda: run_on(
+        SLOPES, channel={"main": fs.Channel(clip=1.0), "*": fs.Channel(clip=1.0, noise=1.0, epsilon=3.0)}
+    ),
+    "no epsilon holds": lambda: fs.solve(
+        *linear(SLOPES)[:1], "auto", linear(SLOPES)[1], np.zeros(5), rounds=9,
+        channel=fs.Channel(clip=1.0, noise=1.0),
+    ),
+    "let x0 and y0 be of 32 bits": lambda: fs.solve(
+        fs.Minimization(lambda x, s: (x @ s["a"]).astype(float)), fs.FedAvg(gamma=1.0), linear(SLOPES)[1],
+        jnp.zeros(5, jnp.bfloat16), rounds=1, channel=fs.Channel(clip=1.0, noise=1.0),
+    ),
+    "capacity must be a whole number": lambda: fs.Poisson(0.5, capacity=0),
     "must be a positive number": lambda: fs.Channel(clip=-1.0),
     "share is the fraction": lambda: fs.TopK(10),
     "bits must be 2, 4 or 8": lambda: fs.QSGD(3),

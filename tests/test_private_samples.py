@@ -111,6 +111,14 @@ TAKEN = {
     "has no bound|have no bound": lambda client, f: f.silent(jnp.zeros(3)),
     "the samples themselves": lambda client, f: client.data["a"],
     "without a key": lambda client, f: client.train.full_mean(f.term)(jnp.zeros(3)),
+    # else one noise for all of them, counted once; and of a derivative no noise at all
+    "inside a transformation of JAX": lambda client, f: jax.vmap(lambda x: gradient(f, x))(jnp.eye(3)),
+    "where one call may stand for many": lambda client, f: jax.lax.scan(
+        lambda x, _: (gradient(f, x), None), jnp.zeros(3), None, 2
+    )[0],
+    "functions of fedstrata.estimators for derivatives": lambda client, f: jax.grad(
+        lambda x: f.apply(lambda mean: mean(x), "values")
+    )(jnp.zeros(3)),
 }
 
 

@@ -157,6 +157,11 @@ class Channel:
         parts = self.clip, self.compress, self.mean, self.examples, self.server
         return all(part is None for part in parts)
 
+    @property
+    def noisy(self) -> bool:
+        """Whether uploads or samples get noise."""
+        return bool(self.noise) or (self.examples is not None and bool(self.examples.noise))
+
 
 tree.register(Channel, lambda c: {n for n in ("clip", "noise", "examples") if getattr(c, n) is not None})
 
@@ -238,6 +243,8 @@ class Poisson:
     def __post_init__(self) -> None:
         if not 0 < self.q <= 1:
             raise ValueError(f"Poisson: q must be a probability in (0, 1], but is {self.q!r}.")
+        if not (self.capacity is None or (isinstance(self.capacity, int) and self.capacity >= 1)):
+            raise ValueError(f"Poisson: capacity must be a whole number ≥ 1, but is {self.capacity!r}.")
 
     def room(self, clients: int) -> int:
         """The largest cohort."""
@@ -285,6 +292,11 @@ def chosen(channels: Channels | None, level: str, phase: str) -> Channel:
 
 def _whole(channel: Channel) -> Channel:
     return replace(channel, compress=None, feedback=None, server=None)
+
+
+def given_by(channels: Channels | None) -> list[Channel]:
+    """All channels of an argument ``channel=``."""
+    return list(channels.values()) if isinstance(channels, Mapping) else [] if channels is None else [channels]
 
 
 def check_channels(channels: object) -> None:

@@ -115,9 +115,10 @@ class OfClients(Budget):
 
     @classmethod
     def of(
-        cls, channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup, drops: Dropouts | None
-    ) -> OfClients:
-        """The cost for the channels of a run.
+        cls, given: Sequence[Channel], channels: Mapping[str, Channel], found: Sequence[Sent], setup: Setup,
+        drops: Dropouts | None,
+    ) -> OfClients:  # fmt: skip
+        """The cost for the channels of a run: those that were given, and by place.
 
         Raises:
             ValueError: if the noise does not protect the uploads, with the reason.
@@ -151,7 +152,7 @@ class OfClients(Budget):
                 sampled += times
             else:
                 everyone += times
-        delta, budget = asked(channels, bare, 0.1 / setup.clients)
+        delta, budget = asked(given, bare, 0.1 / setup.clients)
         rate = 1.0 if setup.rate is None else setup.rate
         room = setup.participants
         return cls(delta, budget, bare, start, sampled, everyone, rate, room, setup.clients)
@@ -174,12 +175,12 @@ class OfClients(Budget):
         return replace(self, **costs)
 
 
-def asked(channels: Mapping[str, Channel], bare: str | None, delta: float) -> tuple[float, float | None]:
-    """δ, by default this one, and the budget or None, as the channels of a run say."""
-    budget = min((c.epsilon for c in channels.values() if c.epsilon is not None), default=None)
+def asked(given: Sequence[Channel], bare: str | None, delta: float) -> tuple[float, float | None]:
+    """δ, by default this one, and the budget or None, as the channels that are given say."""
+    budget = min((c.epsilon for c in given if c.epsilon is not None), default=None)
     if budget is not None and bare is not None:
         raise ValueError(f"channel: epsilon={budget:g} cannot be kept: {bare}.")
-    delta = min((c.delta for c in channels.values() if c.delta is not None), default=delta)
+    delta = min((c.delta for c in given if c.delta is not None), default=delta)
     if not 0 < delta < 1:
         raise ValueError(f"channel: delta must be in (0, 1), but is {delta!r}.")
     return delta, budget

@@ -43,11 +43,10 @@ class OfSamples(Budget):
 
     @classmethod
     def of(
-        cls, channels: Mapping[str, Channel], found: Sequence[Sent], sizes: Mapping[str, np.ndarray]
-    ) -> OfSamples | None:
-        """Of the channels of a run, where samples get noise, and the clients' numbers of samples."""
-        if not any(c.examples.noise for c in channels.values() if c.examples is not None):
-            return None
+        cls, given: Sequence[Channel], channels: Mapping[str, Channel], found: Sequence[Sent],
+        sizes: Mapping[str, np.ndarray],
+    ) -> OfSamples:  # fmt: skip
+        """Of the channels of a run, those that were given and by place, and the clients' numbers of samples."""
         spent: dict[str, dict[str, Counter[tuple[float, float]]]] = {"start": {}, "round": {}}
         bare = None
         for one in found:
@@ -67,7 +66,7 @@ class OfSamples(Budget):
                     draws = spent[one.program].setdefault(release.part, Counter())
                     draws[rate, mu2] += release.draws * one.times
         most = max(int(part.max()) for part in sizes.values())
-        delta, budget = asked(channels, bare, 0.1 / most)
+        delta, budget = asked(given, bare, 0.1 / most)
         start, each = (
             {part: tuple((q, mu2, n) for (q, mu2), n in sorted(draws.items())) for part, draws in its.items()}
             for its in spent.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.examples import Release
@@ -49,4 +50,4 @@ class Sent(NamedTuple):
     @property
     def floats(self) -> tuple[tuple[tuple[int, ...], np.dtype], ...]:
         """The arrays that a channel transforms."""
-        return tuple((s, d) for s, d in self.shapes if np.issubdtype(d, np.inexact) and np.prod(s) > 0)
+        return tuple((s, d) for s, d in self.shapes if jnp.issubdtype(d, jnp.inexact) and np.prod(s) > 0)

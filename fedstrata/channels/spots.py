@@ -3,6 +3,9 @@
 A loop's body is traced once, however often it runs, or more than once for a single run. So a number that is
 counted while tracing is neither unique nor reproducible. A `Spot` is both: which call it is among those of
 the innermost loop's body, the same of every loop around it, and the turns of these loops, which are traced.
+
+Loops and maps of JAX itself (`jax.lax.scan`, `jax.vmap`, `jax.grad`) are not known here: inside one, a spot
+would stand for many calls, and is refused.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class Spot(NamedTuple):
 @dataclass
 class _Counter:
     inside: Spot
+    trace: Any  # the transformation of JAX in which the numbering began
     number: int = 0
 
 
@@ -43,7 +47,7 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 @contextmanager
 def spots(inside: Spot | None = None) -> Iterator[None]:
     """Number the points of the program inside, see `spot`."""
-    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside))
+    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _trace()))
     loops = counting.turning.set(_turning)
     try:
         yield
@@ -56,12 +60,27 @@ def spot() -> Spot:
     """The next point of the program inside `spots`: no other call, and no other turn of a loop, has it.
 
     A random key folded with it is used once, and is the same however often a loop's body is traced.
+
+    Raises:
+        TypeError: inside a loop, a map or a derivative of JAX itself.
     """
     here = _spot.get()
     if here is None:
         raise RuntimeError("spot() outside of spots().")
+    if here.trace != _trace():
+        raise TypeError(
+            "A phase uses its samples inside a transformation of JAX (vmap, grad, scan, while_loop, jit), where "
+            "one call may stand for many. Use fedstrata.core.counting's loop, repeat and each, and the functions "
+            "of fedstrata.estimators for derivatives."
+        )
     here.number += 1
     return Spot((*here.inside.path, here.number - 1), here.inside.turns)
+
+
+def _trace() -> Any:
+    from jax.extend.core import get_opaque_trace_state  # takes 15 ms to load
+
+    return get_opaque_trace_state()
 
 
 def _turning(body: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.channels.channel import Channel, Channels, Dropouts, check_channels
+from fedstrata.channels.channel import Channel, Channels, Dropouts, check_channels, given_by
 from fedstrata.channels.channelled import channelled, check_late, hidden, resolved
 from fedstrata.channels.link import LEAST_SUM
 from fedstrata.channels.privacy import Budget, OfClients, accountant
@@ -44,7 +44,7 @@ def with_channels(
         posed = replace(posed, setup=setup)
     noisy = any(one.noise is not None for one in channels.values())
     expected = setup.rate * setup.clients if setup.rate is not None and noisy else None
-    spending = _spending(_costs(posed, channels, sent, dropouts))
+    spending = _spending(_costs(posed, channel, channels, sent, dropouts))
     wrapped, carry = channelled(method, channels, dropouts, sent, posed.carry, setup.clients, expected, late)
     stands_for: Any = wrapped
     described = wrapped.described()
@@ -73,19 +73,20 @@ def _check_secure(setup: Setup, dropouts: Dropouts | None) -> None:
 
 
 def _costs(
-    posed: Posed, channels: dict[str, Channel], sent: list[Sent], dropouts: Dropouts | None
-) -> Budget | None:
+    posed: Posed, channel: Channels | None, channels: dict[str, Channel], sent: list[Sent],
+    dropouts: Dropouts | None,
+) -> Budget | None:  # fmt: skip
     """The privacy cost of the run: for single samples if these are private, else for clients."""
-    data = posed.data
+    data, given = posed.data, given_by(channel)
+    if not any(one.noisy or one.epsilon is not None for one in given):
+        return None
     if examples := {place: one.examples for place, one in channels.items() if one.examples is not None}:
         sent = outline(posed.setup, posed.methods[0], data, posed.carry, examples)
         sizes = {"train": data.sizes}
         if data.valid_sizes is not None:
             sizes["valid"] = data.valid_sizes
-        return OfSamples.of(channels, sent, sizes)
-    if any(one.noise for one in channels.values()):
-        return OfClients.of(channels, sent, posed.setup, dropouts)
-    return None
+        return OfSamples.of(given, channels, sent, sizes)
+    return OfClients.of(given, channels, sent, posed.setup, dropouts)
 
 
 def _spending(costs: Budget | None) -> Budget | None:

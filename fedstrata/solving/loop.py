@@ -27,7 +27,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from fedstrata.channels.channel import Buffered, Channels, Dropouts, Poisson
+from fedstrata.channels.channel import Buffered, Channels, Dropouts, Poisson, check_channels, given_by
 from fedstrata.core.counting import ORACLES, Ledger
 from fedstrata.core.method import Method, Moment, Reveals
 from fedstrata.core.problem import Problem
@@ -182,6 +182,12 @@ def _auto(
         )
     if checkpoint is not None or resume:
         raise ValueError("'auto' keeps no checkpoints: run its final choice, result.method, with one.")
+    check_channels(options["channel"])
+    if any(one.noisy or one.epsilon is not None for one in given_by(options["channel"])):
+        raise ValueError(
+            "'auto' measures all samples without noise, and solves in stages, so that no epsilon holds for its "
+            "result. Give a method, with step sizes that were chosen on other data."
+        )
     from fedstrata.advice.auto import auto
 
     return auto(problem, data, x0, y0, **options)

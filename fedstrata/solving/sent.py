@@ -126,4 +126,4 @@ def plan_privacy(
     while high / low > 1.01:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if spent(middle) > epsilon else (low, middle)
-    return channel(round(high, 6), epsilon)
+    return channel(math.ceil(high * 1e6) / 1e6, epsilon)
