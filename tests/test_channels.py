@@ -662,6 +662,24 @@ def test_shared_directions_come_to_rest_at_the_solution():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alike", [False, True])
+def test_plans_share_directions_where_clients_differ(alike):
+    """More dimensions than directions: own ones, as many rounds, end half-way where clients differ."""
+    n, rng = 64, np.random.default_rng(0)
+    own = [{"A": rng.uniform(0.5, 2, (1, n)), "b": rng.normal(size=(1, n))} for _ in range(8)]
+    own = own[:1] * 8 if alike else own
+    problem = fs.Minimization(lambda x, s: 0.5 * x @ (s["A"] * x) - s["b"] @ x)
+    data, x0 = fs.FederatedData.from_clients(own), np.zeros(n)
+    A, b = (np.mean([one[name][0] for one in own], axis=0) for name in "Ab")
+    planned = fs.plan(problem, data, x0, method=fs.FedRZO)
+    assert planned.method.shared_directions is not alike
+    rounds = 2 * int(planned.rounds)
+    found = fs.solve(problem, planned.method, data, x0, rounds=rounds, eval_every=rounds, progress=False,
+                     certify=False)  # fmt: skip
+    assert np.linalg.norm(found.x - b / A) < 1e-2 * np.linalg.norm(b / A)
+
+
+@pytest.mark.slow
 def test_shared_scalars_are_averaged():
     case = CASES["fedrzo-shared"]
     vectors = fs.FedRZO(gamma=0.01, eta=0.1, H=2, batch_size=2, shared_directions=True)
@@ -768,12 +786,20 @@ REFUSED = {
         SLOPES, channel={"main": fs.Channel(clip=1.0), "*": fs.Channel(clip=1.0, noise=1.0, epsilon=3.0)}
     ),
     "no epsilon holds": lambda: fs.solve(
-        *linear(SLOPES)[:1], "auto", linear(SLOPES)[1], np.zeros(5), rounds=9,
+        *linear(SLOPES)[:1],
+        "auto",
+        linear(SLOPES)[1],
+        np.zeros(5),
+        rounds=9,
         channel=fs.Channel(clip=1.0, noise=1.0),
     ),
     "let x0 and y0 be of 32 bits": lambda: fs.solve(
-        fs.Minimization(lambda x, s: (x @ s["a"]).astype(float)), fs.FedAvg(gamma=1.0), linear(SLOPES)[1],
-        jnp.zeros(5, jnp.bfloat16), rounds=1, channel=fs.Channel(clip=1.0, noise=1.0),
+        fs.Minimization(lambda x, s: (x @ s["a"]).astype(float)),
+        fs.FedAvg(gamma=1.0),
+        linear(SLOPES)[1],
+        jnp.zeros(5, jnp.bfloat16),
+        rounds=1,
+        channel=fs.Channel(clip=1.0, noise=1.0),
     ),
     "capacity must be a whole number": lambda: fs.Poisson(0.5, capacity=0),
     "must be a positive number": lambda: fs.Channel(clip=-1.0),

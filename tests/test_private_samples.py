@@ -116,6 +116,9 @@ TAKEN = {
     "where one call may stand for many": lambda client, f: jax.lax.scan(
         lambda x, _: (gradient(f, x), None), jnp.zeros(3), None, 2
     )[0],
+    "where one call may stand": lambda client, f: jax.vmap(
+        lambda x: counting.repeat(2, lambda _, x: x - gradient(f, x), x)
+    )(jnp.eye(3)),
     "functions of fedstrata.estimators for derivatives": lambda client, f: jax.grad(
         lambda x: f.apply(lambda mean: mean(x), "values")
     )(jnp.zeros(3)),

@@ -296,7 +296,9 @@ def _whole(channel: Channel) -> Channel:
 
 def given_by(channels: Channels | None) -> list[Channel]:
     """All channels of an argument ``channel=``."""
-    return list(channels.values()) if isinstance(channels, Mapping) else [] if channels is None else [channels]
+    return (
+        list(channels.values()) if isinstance(channels, Mapping) else [] if channels is None else [channels]
+    )
 
 
 def check_channels(channels: object) -> None:

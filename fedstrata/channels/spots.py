@@ -45,9 +45,9 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 
 
 @contextmanager
-def spots(inside: Spot | None = None) -> Iterator[None]:
-    """Number the points of the program inside, see `spot`."""
-    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _trace()))
+def spots(inside: Spot | None = None, known: bool = True) -> Iterator[None]:
+    """Number the points of the program inside, see `spot`; ``known`` is false inside a loop of JAX's own."""
+    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _trace() if known else None))
     loops = counting.turning.set(_turning)
     try:
         yield
@@ -64,17 +64,23 @@ def spot() -> Spot:
     Raises:
         TypeError: inside a loop, a map or a derivative of JAX itself.
     """
-    here = _spot.get()
-    if here is None:
-        raise RuntimeError("spot() outside of spots().")
-    if here.trace != _trace():
+    found, known = _next()
+    if not known:
         raise TypeError(
             "A phase uses its samples inside a transformation of JAX (vmap, grad, scan, while_loop, jit), where "
             "one call may stand for many. Use fedstrata.core.counting's loop, repeat and each, and the functions "
             "of fedstrata.estimators for derivatives."
         )
+    return found
+
+
+def _next() -> tuple[Spot, bool]:
+    """The next point, and whether no loop of JAX's own is around it."""
+    here = _spot.get()
+    if here is None:
+        raise RuntimeError("spot() outside of spots().")
     here.number += 1
-    return Spot((*here.inside.path, here.number - 1), here.inside.turns)
+    return Spot((*here.inside.path, here.number - 1), here.inside.turns), here.trace == _trace()
 
 
 def _trace() -> Any:
@@ -85,10 +91,10 @@ def _trace() -> Any:
 
 def _turning(body: Callable[..., Any]) -> Callable[..., Any]:
     """The body of a loop, whose turns are numbered."""
-    at = spot()
+    at, known = _next()
 
     def turn(t: Any, *rest: Any) -> Any:
-        with spots(Spot(at.path, (*at.turns, t))):
+        with spots(Spot(at.path, (*at.turns, t)), known):
             return body(t, *rest)
 
     return turn

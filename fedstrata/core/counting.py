@@ -238,10 +238,11 @@ def loop(
 def each(function: Callable[..., PyTree], *args: PyTree) -> PyTree:
     """`jax.vmap` over the leading axis of all arguments, with the counts of every slice added up."""
     times, constant = jax.tree.leaves(args)[0].shape[0], Tally()
+    body = turning.get()(lambda _, own: function(*own))
 
     def one(j: jax.Array, *own: PyTree) -> tuple[PyTree, Tally]:
         nonlocal constant
-        value, tally = counted(turning.get()(lambda _, own: function(*own)))(j, own)
+        value, tally = counted(body)(j, own)
         tally, constant = _parted(tally, own)
         return value, tally
 

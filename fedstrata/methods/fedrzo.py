@@ -42,7 +42,7 @@ from fedstrata.core.method import BatchSize, Count, LocalSteps, Positive, Reveal
 from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.estimators.sphere import check_directions, estimate_of_mean, theory_steps
 from fedstrata.methods._shared.two_point import Replayed
-from fedstrata.methods._shared.zeroth import by_values, value_doubts
+from fedstrata.methods._shared.zeroth import ACCURATE, MOST, by_values, value_doubts
 from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
@@ -130,9 +130,17 @@ class FedRZO(Replayed[Minimization, State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1."""
-        options, rate, reasons, fades = by_values(at, at["loss"], own=True)
-        return Practical(cls(batch_size=None, **options), rate, reasons, fades, doubts=value_doubts(at))
+        """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1.
+
+        Clients that differ share their directions if γ stays: with their own ones x would not come to rest.
+        """
+        its = at["loss"]
+        stays = not (its.kinked or at.partial) and at.dimension > MOST
+        shared = stays and its.heterogeneity > ACCURATE * its.gradient
+        options, rate, reasons, fades = by_values(at, its, own=not shared)
+        method = cls(batch_size=None, shared_directions=shared, **options)
+        reasons = (*reasons, "shared directions, because clients differ") if shared else reasons
+        return Practical(method, rate, reasons, fades, doubts=value_doubts(at))
 
     @by_options
     def reveals_on(self, problem: Minimization) -> Reveals:
