@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
 from jax.extend.random import threefry_2x32
 
 from fedstrata.core import tree
@@ -72,8 +71,8 @@ def noised(key: Key, u: PyTree, deviation: Real) -> PyTree:
     leaves, form = jax.tree.flatten(u)
     if any(jnp.result_type(a).itemsize < 4 for a in leaves):
         raise TypeError(
-            "Noise of 16 bits has few values and no tails, and hides less than it should: let x0 and y0 be of "
-            "32 bits. precision='bfloat16' keeps them so."
+            "Noise of 16 bits has few values and no tails, and hides less than it should: let x0 and y0 be "
+            "of 32 bits. precision='bfloat16' keeps them so."
         )
     keys = jax.random.split(key, max(len(leaves), 1))
     noisy = [

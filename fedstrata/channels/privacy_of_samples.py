@@ -46,7 +46,7 @@ class OfSamples(Budget):
         cls, given: Sequence[Channel], channels: Mapping[str, Channel], found: Sequence[Sent],
         sizes: Mapping[str, np.ndarray],
     ) -> OfSamples:  # fmt: skip
-        """Of the channels of a run, those that were given and by place, and the clients' numbers of samples."""
+        """Of the channels of a run, those given and by place, and the clients' numbers of samples."""
         spent: dict[str, dict[str, Counter[tuple[float, float]]]] = {"start": {}, "round": {}}
         bare = None
         for one in found:

@@ -67,9 +67,9 @@ def spot() -> Spot:
     found, known = _next()
     if not known:
         raise TypeError(
-            "A phase uses its samples inside a transformation of JAX (vmap, grad, scan, while_loop, jit), where "
-            "one call may stand for many. Use fedstrata.core.counting's loop, repeat and each, and the functions "
-            "of fedstrata.estimators for derivatives."
+            "A phase uses its samples inside a transformation of JAX (vmap, grad, scan, while_loop, jit), "
+            "where one call may stand for many. Use loop, repeat and each of fedstrata.core.counting, and the "
+            "functions of fedstrata.estimators for derivatives."
         )
     return found
 

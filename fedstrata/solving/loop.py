@@ -185,8 +185,8 @@ def _auto(
     check_channels(options["channel"])
     if any(one.noisy or one.epsilon is not None for one in given_by(options["channel"])):
         raise ValueError(
-            "'auto' measures all samples without noise, and solves in stages, so that no epsilon holds for its "
-            "result. Give a method, with step sizes that were chosen on other data."
+            "'auto' measures all samples without noise, and solves in stages, so that no epsilon holds for "
+            "its result. Give a method, with step sizes that were chosen on other data."
         )
     from fedstrata.advice.auto import auto
 
