@@ -68,8 +68,8 @@ def spot() -> Spot:
     if not known:
         raise TypeError(
             "A phase uses its samples inside a transformation of JAX (vmap, grad, scan, while_loop, jit), "
-            "where one call may stand for many. Use loop, repeat and each of fedstrata.core.counting, and the "
-            "functions of fedstrata.estimators for derivatives."
+            "where one call may stand for many. Use loop, repeat and each of fedstrata.core.counting, and "
+            "the functions of fedstrata.estimators for derivatives."
         )
     return found
 
