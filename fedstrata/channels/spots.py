@@ -47,7 +47,7 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 @contextmanager
 def spots(inside: Spot | None = None, known: bool = True) -> Iterator[None]:
     """Number the points of the program inside, see `spot`; ``known`` is false inside a loop of JAX's own."""
-    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _trace() if known else None))
+    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _transformation() if known else None))
     loops = counting.turning.set(_turning)
     try:
         yield
@@ -80,10 +80,10 @@ def _next() -> tuple[Spot, bool]:
     if here is None:
         raise RuntimeError("spot() outside of spots().")
     here.number += 1
-    return Spot((*here.inside.path, here.number - 1), here.inside.turns), here.trace == _trace()
+    return Spot((*here.inside.path, here.number - 1), here.inside.turns), here.trace == _transformation()
 
 
-def _trace() -> Any:
+def _transformation() -> Any:
     from jax.extend.core import get_opaque_trace_state  # takes 15 ms to load
 
     return get_opaque_trace_state()
