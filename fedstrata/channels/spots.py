@@ -47,7 +47,9 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 @contextmanager
 def spots(inside: Spot | None = None, known: bool = True) -> Iterator[None]:
     """Number the points of the program inside, see `spot`; ``known`` is false inside a loop of JAX's own."""
-    here = _spot.set(_Counter(Spot((), ()) if inside is None else inside, _transformation() if known else None))
+    here = _spot.set(
+        _Counter(Spot((), ()) if inside is None else inside, _transformation() if known else None)
+    )
     loops = counting.turning.set(_turning)
     try:
         yield
