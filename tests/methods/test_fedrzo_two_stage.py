@@ -220,7 +220,6 @@ def test_scalars_replay_the_vectors(x64):
 
 @pytest.mark.filterwarnings("ignore:.* ended outside of the set")  # four rounds are too few to end inside
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* ended outside of the set:UserWarning")  # by the penalty
 def test_without_followers_it_is_fedrzo(x64):
     """The same keys, the same samples, the same iterates."""
     alone = fs.MPEC(lambda x, y, s: ((x - s["a"]) ** 2).sum(), lambda x, y, s: y, project_x=fs.sets.Ball(1.0))
