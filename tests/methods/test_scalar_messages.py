@@ -1,5 +1,7 @@
 """DeComFL, HiSo and FedKSeed: limits in closed form, reductions, and messages of scalars."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -62,6 +64,7 @@ def test_random_directions_keep_what_their_theorem_promises():
     assert away <= 1e-4 * ((flat(X0) - best) ** 2).sum()
 
 
+@pytest.mark.slow
 def test_hiso_that_forgets_nothing_is_decomfl():
     one, other = (solve(m(0.05, 0.05, K=2, P=2, batch_size=2)) for m in (fs.DeComFL, _unshaped))
     np.testing.assert_allclose(flat(one.x), flat(other.x), atol=1e-6)
@@ -95,17 +98,17 @@ def test_clients_that_are_alike_may_stay_away(method):
     ],
 )
 def test_messages_do_not_grow_with_the_dimension(method, up, down):
-    sizes = []
+    numbers = []
     for n in (N - 1, 50):
-        a = np.ones((2, n + 1))
-        data = fs.FederatedData.from_clients([{"a": a, "b": np.ones(2)}] * 3)
-        sizes.append(solve(method, data, 1, {"u": np.zeros(1), "v": np.zeros(n)}).ledger)
-    few, many = sizes
-    assert (few.floats_up, few.floats_down) == (many.floats_up, many.floats_down)
-    assert few.floats_up == 3 * up
-    assert few.floats_down >= 3 * down  # and the key
+        data = fs.FederatedData.from_clients([{"a": np.ones((2, n + 1)), "b": np.ones(2)}] * 3)
+        (one,) = fs.exchanges(PROBLEM, method, data, {"u": np.zeros(1), "v": np.zeros(n)})
+        numbers.append([sum(math.prod(shape) for shape, _ in way) for way in (one.shapes, one.sent)])
+    assert numbers[0] == numbers[1]
+    assert numbers[0][0] == up
+    assert numbers[0][1] >= down  # and the key
 
 
+@pytest.mark.slow
 def test_few_seeds_span_what_can_be_reached():
     """One client, K = 2: the minimiser over x₀ + span(z₁, z₂), where all its s vanish."""
     method = fs.FedKSeed(0.03, 0.1, K=2, tau=5)
@@ -118,6 +121,7 @@ def test_few_seeds_span_what_can_be_reached():
     np.testing.assert_allclose(flat(found.x), best, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_what_the_server_sends_is_where_it_stands():
     method = fs.FedKSeed(lambda r: 0.1 / (1 + r), 0.1, K=5, tau=np.array([1, 0, 4]), batch_size=2)
     found = solve(method, rounds=6, participation=2)
