@@ -80,6 +80,7 @@ def test_noise_kinks_rounding_and_values_only():
     assert fs.constants(kinked, data, np.zeros(2)).levels["loss"].kink > 0.5
 
 
+@pytest.mark.slow
 def test_a_lower_level_of_each_client_s_own():
     """∇²_xy h_i = −c_i, of which the coupling is the root of the mean square; F″ = 1 + mean c_i²."""
     c = np.array([1.0, 2.0, 3.0])

@@ -60,6 +60,7 @@ def test_advice_reads_the_record(monkeypatch):
     assert "5 of 6 runs" in str(league.record(problem, "FedAvg"))
 
 
+@pytest.mark.slow
 def test_a_record_decides_where_no_rate_is_known(monkeypatch):
     """FedZO and FedKSeed have steps that fade; the league's better one comes first."""
     import fedstrata as fs

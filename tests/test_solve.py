@@ -232,6 +232,7 @@ def test_divergence_names_round_quantity_and_hint(tmp_path):
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_divergence_of_many_variables_stays_readable():
     problem = fs.Minimization(lambda x, s: sum((v - s["a"].sum()) ** 2 for v in x))
     data = fs.FederatedData.from_clients([{"a": np.ones((2, 1), np.float32)}] * 2)
