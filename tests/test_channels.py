@@ -194,6 +194,30 @@ def test_the_server_of_sites_elsewhere_draws_noise_that_they_do_not_know():
     assert here.carried(posed.method, posed.carry).state.secret is None
 
 
+@pytest.mark.parametrize("hidden", [{"noise": 1.0}, {"examples": fs.Examples(1.0, 1.0)}])
+def test_a_text_that_passes_noise_by_has_no_epsilon(hidden):
+    """`fed.mean` is for metrics: in a round no channel sees it. All other exchanges keep their channels."""
+
+    class Passing(Small):
+        private_samples = True
+
+        def zero(self, problem, client, key, x):
+            return jnp.zeros_like(x)
+
+        def round(self, problem, fed, key, r, state):
+            passed = fed.mean(lambda x, s: s["a"], state.x)
+            return Point(passed + fed.average(self.zero, key, state.x))
+
+    method = kit_method(Passing)()
+    channel = fs.Channel(**{"clip": 1.0, **hidden} if "noise" in hidden else hidden)
+    with pytest.warns(UserWarning, match="'fed.mean' sends numbers"):
+        found = run_on(SLOPES, method=method, channel={"*": channel})
+    assert "epsilon" not in found.history
+    assert np.allclose(found.x, SLOPES.mean(0), atol=1e-6) is ("examples" in hidden)
+    with pytest.raises(ValueError, match="cannot be kept: 'fed.mean'"):
+        run_on(SLOPES, method=method, channel={"*": replace(channel, epsilon=1.0)})
+
+
 def test_what_is_not_finite_counts_for_nothing_under_noise():
     """Else its NaN would show that a client takes part."""
     method, channel = fs.FedAvg(gamma=10.0), fs.Channel(clip=2.0, noise=0.0)

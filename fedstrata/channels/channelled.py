@@ -17,7 +17,7 @@ from fedstrata.channels.channel import Channel, Channels, Dropouts, Feedback, ch
 from fedstrata.channels.clipping import Adaptive
 from fedstrata.channels.compression import QSGD
 from fedstrata.channels.link import LATE, Joined, Kept, Link
-from fedstrata.channels.sent import Sent
+from fedstrata.channels.sent import PASSED_BY, Sent
 from fedstrata.core.fed import Fed
 from fedstrata.core.method import Method
 from fedstrata.core.types import Integer, Key, PyTree
@@ -146,7 +146,7 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
         known = sorted(names)
         raise ValueError(f"channel: unknown phase or level {unknown[0]!r}; known are {known}.")
     its = {}
-    for one in found:
+    for one in (one for one in found if one.number != PASSED_BY):
         channel = chosen(channels, one.level, one.phase)
         if one.program == "start":  # sent once, so not compressed
             channel = replace(channel, compress=None, feedback=None, server=None)

@@ -10,12 +10,16 @@ import numpy as np
 from fedstrata.channels.examples import Release
 
 
+PASSED_BY = -1  # the number of `fed.mean` in a round, which is for metrics: no channel transforms it
+
+
 class Sent(NamedTuple):
     """One exchange of a method.
 
     Attributes:
         program: ``"start"``, before the first round, or ``"round"``.
         number: the index of the exchange in the program; the body of a loop has the same ones in every turn.
+            -1 is `fed.mean`, which no channel transforms.
         level: the level in the ledger: ``"main"``, ``"lower"``, ``"step"``.
         phase: the name of the clients' phase.
         shapes: shape and dtype of each array of an upload.

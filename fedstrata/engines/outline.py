@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedstrata.channels.examples import Examples, private, releases
-from fedstrata.channels.sent import Sent
+from fedstrata.channels.sent import PASSED_BY, Sent
 from fedstrata.core import counting, tree
 from fedstrata.core.fed import Exchange, Setup, visit
 from fedstrata.core.method import Method
@@ -40,7 +40,7 @@ class OutlineFed(Positioned):
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Made-up replies of the right form."""
-        k, name = self.next_position(), exchange.name
+        k, name = (PASSED_BY, "fed.mean") if exchange.evaluation else (self.next_position(), exchange.name)
         if (own := self.examples.get(f"{self.program} {k}")) is not None:
             exchange = exchange._replace(phase=private(exchange.phase, own, jax.random.key(0)))
 
@@ -135,4 +135,5 @@ def _of_program(
     tally = tallies[-1]
     # What a traced number multiplies (a client's own number of steps) is not known before the run.
     unknown = {name for counts, _ in tally.scaled for name in counts}
+    unknown |= {one.place for one in exchanges if one.number == PASSED_BY}
     return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in exchanges]
