@@ -9,7 +9,6 @@ import numpy as np
 
 from fedstrata.channels.examples import Release
 
-
 PASSED_BY = -1  # the number of `fed.mean` in a round, which is for metrics: no channel transforms it
 
 
