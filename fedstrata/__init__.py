@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # for type checkers, and for `lazy`, which imports a name whe
     from fedstrata import methods as methods
     from fedstrata import models as models
     from fedstrata import problems as problems
+    from fedstrata import testing as testing
     from fedstrata.advice import diagnostics as diagnostics
     from fedstrata.advice.applicable import applicable as applicable
     from fedstrata.advice.baselines import Baselines as Baselines

@@ -233,6 +233,7 @@ def test_a_start_at_a_saddle_point_is_not_unbounded():
     found = fs.certify(problem, data, np.zeros(2), x0=np.zeros(2))
     assert found.verdict == "on its way"
     assert found.value == pytest.approx(0.25, rel=1e-3)
+    assert "start elsewhere" in found.advice
 
 
 def test_a_function_that_is_constant_is_not_judged():

@@ -827,7 +827,9 @@ REFUSED = {
     ),
     "capacity must be a whole number": lambda: fs.Poisson(0.5, capacity=0),
     "must be a positive number": lambda: fs.Channel(clip=-1.0),
-    "share is the fraction": lambda: fs.TopK(10),
+    "share must be the fraction": lambda: fs.TopK(10),
+    "compress must be a compressor": lambda: fs.Channel(compress="topk"),
+    "mean must be a robust mean": lambda: fs.Channel(mean=fs.Median),
     "bits must be 2, 4 or 8": lambda: fs.QSGD(3),
     "absent clients add no noise": lambda: run_on(
         SLOPES, dropouts=fs.Dropouts(0.1), channel=fs.Channel(clip=1.0, noise=1.0, noise_at="clients")

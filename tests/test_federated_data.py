@@ -72,6 +72,15 @@ def test_client_index_reaches_the_loss():
     problem = fs.Minimization(lambda x, s: 0.5 * ((x - s["client"]) ** 2).sum())
     result = fs.solve(problem, fs.FedAvg(gamma=1.0), data, np.zeros(1), rounds=1)
     np.testing.assert_allclose(result.x, 0.5)
+    taken = fs.FederatedData.from_clients([{"client": np.array([3, 3])}, {"client": np.array([5])}])
+    with pytest.raises(fs.DataError, match="'client' already"):
+        taken.with_client_index()
+
+
+@pytest.mark.parametrize("partition", [fs.Dirichlet, "Dirichlet", 0.3])
+def test_a_partition_is_an_object(partition):
+    with pytest.raises(fs.DataError, match="partition must be an object such as"):
+        fs.FederatedData.from_arrays({"x": np.ones(9)}, 3, partition)
 
 
 def test_from_arrays_splits_off_server_and_validation():
@@ -106,6 +115,7 @@ def test_from_arrays_splits_off_server_and_validation():
         ([{"a": np.float64(3)}], "is a scalar"),
         ([{}], "has no arrays"),
         ([{"a": np.array(["u", None], object)}], "not a plain array"),
+        (None, "Give a list with one pytree of arrays per client, but it is None"),
     ],
 )
 def test_bad_data_is_named(clients, message):

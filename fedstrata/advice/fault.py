@@ -12,7 +12,7 @@ from fedstrata.advice.constants import operations
 from fedstrata.advice.recommend import conditions
 from fedstrata.core.method import Method
 from fedstrata.problems.measured import NoRule
-from fedstrata.solving.endings import NO_STEPS
+from fedstrata.solving.endings import step_sizes
 from fedstrata.solving.result import Result
 
 TOO_LONG = 1.5
@@ -51,10 +51,6 @@ def at_fault(result: Result) -> str:
 
 
 def _steps(method: Method) -> dict[str, float]:
-    """The real hyper-parameters that are steps, in the first round."""
-    found = method.at(0).describe()
-    return {
-        name: float(np.max(value))
-        for name, value in found.items()
-        if name not in NO_STEPS and isinstance(value, float | list)
-    }
+    """The step sizes in the first round."""
+    found = step_sizes(method.at(0))
+    return {name: float(np.max(value)) for name, value in found.items() if isinstance(value, float | list)}

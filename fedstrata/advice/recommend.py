@@ -27,7 +27,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.classes import MultiSequence
 from fedstrata.problems.fairness import Hard
 from fedstrata.problems.measured import Conditions, Constants, Measured, NoRule, Practical
-from fedstrata.solving.pose import check_point, expected_participants
+from fedstrata.solving.pose import check_kinds, check_point, expected_participants
 from fedstrata.support import html
 from fedstrata.support.points import as_floats
 from fedstrata.support.shown import aligned
@@ -145,6 +145,7 @@ def conditions(
 
 def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
     """The points in the form that `fedstrata.solve` has, checked."""
+    check_kinds(problem, data)
     x = as_floats(problem.start_x(x0), "x0")
     y = None if y0 is None else as_floats(y0, "y0")
     y = check_point(problem, data, x, y)

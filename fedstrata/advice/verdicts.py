@@ -58,6 +58,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return "on its way", (
             f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
         )
+    if found.slope == 0:
+        return "on its way", (
+            "x is a saddle point or a maximum of F: no gradient leads away from it, so start elsewhere."
+        )
     if run is None:
         return "on its way", "Take further steps from here."
     worse = np.isfinite(found.start) and found.value > found.start + 1e-3 * abs(found.start - found.best)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from fedstrata.channels.compression import Compressor
 from fedstrata.channels.examples import Examples
 from fedstrata.channels.means import Robust
 from fedstrata.core import tree
+from fedstrata.core.hyperparameters import Count, Number, check_fields
 from fedstrata.core.types import Array, Integer, Key
 from fedstrata.support.optimisers import first_like
 
@@ -78,6 +80,12 @@ class Channel:
     def __post_init__(self) -> None:
         if not (self.examples is None or isinstance(self.examples, Examples)):
             raise TypeError(f"Channel: examples must be fs.Examples(clip, noise), but is {self.examples!r}.")
+        if isinstance(self.compress, type) or not (self.compress is None or hasattr(self.compress, "omega")):
+            raise TypeError(
+                f"Channel: compress must be a compressor such as fs.TopK(0.1), but is {self.compress!r}."
+            )
+        if not (self.mean is None or isinstance(self.mean, Robust | Attack)):
+            raise TypeError(f"Channel: mean must be a robust mean such as fs.Median(), but is {self.mean!r}.")
         if self.server is not None:
             object.__setattr__(self, "server", first_like(self.server))
         for name in ("clip", "noise"):
@@ -182,17 +190,14 @@ class Dropouts:
         deadline: the seconds after which the server no longer waits; needs ``seconds``.
     """
 
-    probability: float = 0.0
+    probability: Annotated[float, Number("a probability in [0, 1)", 0.0, math.nextafter(1, 0))] = 0.0
     when: Literal["before", "after"] = "before"
     trace: Any = None
     seconds: Any = None
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability < 1:
-            raise ValueError(f"Dropouts: probability must be in [0, 1), but is {self.probability!r}.")
-        if self.when not in ("before", "after"):
-            raise ValueError(f"Dropouts: when must be 'before' or 'after', but is {self.when!r}.")
+        check_fields(self)
         if (self.seconds is None) != (self.deadline is None):
             raise ValueError("Dropouts: deadline needs seconds=, and seconds need deadline=.")
         for name, kind in (("trace", bool), ("seconds", float)):
@@ -237,14 +242,11 @@ class Poisson:
         capacity: the largest cohort; None: q·m plus six standard deviations, at most m.
     """
 
-    q: float
-    capacity: int | None = None
+    q: Annotated[float, Number("a probability in (0, 1]", 0.0, 1.0, open_low=True)]
+    capacity: Count | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.q <= 1:
-            raise ValueError(f"Poisson: q must be a probability in (0, 1], but is {self.q!r}.")
-        if not (self.capacity is None or (isinstance(self.capacity, int) and self.capacity >= 1)):
-            raise ValueError(f"Poisson: capacity must be a whole number ≥ 1, but is {self.capacity!r}.")
+        check_fields(self)
 
     def room(self, clients: int) -> int:
         """The largest cohort."""
@@ -266,11 +268,10 @@ class Buffered:
         size: the number of uploads in a round.
     """
 
-    size: int
+    size: Count
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.size, int) and self.size >= 1):
-            raise ValueError(f"Buffered: size must be a whole number ≥ 1, but is {self.size!r}.")
+        check_fields(self)
 
 
 Channels = Channel | Mapping[str, Channel]

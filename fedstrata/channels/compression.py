@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
 
+from fedstrata.core.hyperparameters import Number, check_fields
 from fedstrata.core.types import Array, Key, PyTree
 
+Share = Annotated[float, Number("the fraction of numbers that is sent, in (0, 1]", 0.0, 1.0, open_low=True)]
 LONG = 512  # numbers from which the largest are found by bisection: a sort takes longer on a CPU
 BUCKET = 512  # numbers that share a scale in `QSGD`, so that the error does not grow with d
 
@@ -60,13 +62,6 @@ class Biased:
     def omega(self, d: int) -> float:
         """Infinite, because v̂ is biased."""
         return math.inf
-
-
-def _check_share(name: str, share: float) -> None:
-    if not 0 < share <= 1:
-        raise ValueError(
-            f"{name}: share is the fraction of numbers that is sent, in (0, 1], but is {share!r}."
-        )
 
 
 def largest(size: Array, k: int) -> Array:
@@ -114,10 +109,10 @@ class TopK(Biased):
     [0.0, -3.0, 2.0, 0.0]
     """
 
-    share: float
+    share: Share
 
     def __post_init__(self) -> None:
-        _check_share("TopK", self.share)
+        check_fields(self)
 
     def encode(self, key: Key, v: Array) -> Any:
         """Values and indices; only values if all are sent."""
@@ -157,12 +152,12 @@ class RandK:
         scaled: whether to multiply by d/k, which makes it unbiased with ω = d/k − 1; otherwise δ = k/d.
     """
 
-    share: float
+    share: Share
     scaled: bool = False
     shared: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_share("RandK", self.share)
+        check_fields(self)
 
     @property
     def unbiased(self) -> bool:

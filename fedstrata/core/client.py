@@ -171,7 +171,8 @@ class Samples:
         if term.reads == "batch":
             raise ValueError(
                 "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full "
-                "batch it would see padding. Give a batch_size, or clients of equal size."
+                "batch it would see padding. Give clients of equal size; or a batch_size, and "
+                "default_metrics=False, because the problem's own metrics take full batches."
             )
         real = jnp.arange(self.rows) < self.size
         weights = jnp.where(real, 1.0 / self.size, 0.0)

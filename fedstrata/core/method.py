@@ -51,7 +51,7 @@ from fedstrata.core.problem import Problem
 from fedstrata.core.types import Integer, Key, PyTree
 from fedstrata.support import html
 from fedstrata.support.shown import line, plain, short
-from fedstrata.support.words import spelling
+from fedstrata.support.words import documentation, spelling
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -330,11 +330,10 @@ def method(cls: MethodT) -> MethodT:
     (but for the numbers in a `jax.tree_util.Partial`), and an optional number may be None.
     """
     cls = dataclasses.dataclass(frozen=True, repr=False)(cls)  # type: ignore[assignment]
-    words = "\n".join(base.__doc__ or "" for base in cls.__mro__[:-1])
     theory = f", {cls.__name__}.from_theory(…) by its theorem" if hasattr(cls, "from_theory") else ""
     planned = f"fs.plan(problem, data, x0, method={cls.__name__!r})"
     instead = f"{planned} finds steps from measured constants{theory}."
-    cls.__init__ = spelling(cls.__name__, words, missing=instead)(cls.__init__)  # type: ignore[method-assign]
+    cls.__init__ = spelling(cls.__name__, documentation(cls), missing=instead)(cls.__init__)  # type: ignore[method-assign]
     cls.hyperparameters = fields_of(cls)  # type: ignore[arg-type]
     if callable(own := vars(cls).get("reveals_on")):
         cls.reveals_on = by_options(own)  # type: ignore[method-assign]

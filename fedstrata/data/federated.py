@@ -42,7 +42,7 @@ from fedstrata.data.storage import (
 )
 from fedstrata.support import html
 from fedstrata.support.digest import tree_digest
-from fedstrata.support.shown import line, shapes
+from fedstrata.support.shown import line, shapes, short
 
 
 class Splits(Protocol):
@@ -197,6 +197,8 @@ class FederatedData:
             from fedstrata.data.partition import IID  # what divides samples lives there
 
             partition = IID()
+        if isinstance(partition, str | type) or not hasattr(partition, "split"):
+            raise DataError(f"partition must be an object such as fs.Dirichlet(0.3), but is {partition!r}.")
         parts = partition.split(arrays, clients, rng, label=label)
         train, valid = [], []
         for i, part in enumerate(parts):
@@ -295,6 +297,8 @@ class FederatedData:
         Raises:
             DataError: if its sizes or its form are not valid.
         """
+        if not hasattr(source, "sizes"):
+            raise DataError(f"Give a source, such as fs.data.open_store(folder), but it is {short(source)}.")
         given = {"valid": valid, "test": test, "server": server, "names": names}
         given = {k: getattr(source, k, None) if v is None else v for k, v in given.items()}
 
@@ -425,7 +429,10 @@ class FederatedData:
         def add(samples: PyTree, sizes: np.ndarray) -> PyTree:
             if not (named := by_name(samples)):
                 raise DataError("with_client_index needs samples that are dicts, e.g. {'x': …, 'y': …}.")
-            return {**named, "client": np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)}
+            index = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+            if "client" in named and not np.array_equal(named["client"], index):
+                raise DataError("The samples have an array 'client' already: give it another name.")
+            return {**named, "client": index}
 
         return replace(self, **{part: add(*self._part(part)) for part in self.part_sizes})
 

@@ -70,6 +70,8 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Client
         raise DataError(
             f"{name} is not a data frame in memory (pandas, Polars, PyArrow, …), but is a {kind}. {hint}"
         ) from None
+    except nw.exceptions.DuplicateError as error:
+        raise DataError(f"{name}: {error}") from error
     found, types = {}, {}
     if other := [key for key in eager.columns if not isinstance(key, str)]:
         raise DataError(
@@ -88,7 +90,8 @@ def table_of(frame: Any, name: str, only: Sequence[str] | None = None) -> Client
             found[key] = _spread(values, there.to_numpy(), dtype)
         elif kind in (nw.String, nw.Categorical, nw.Enum, nw.Object):
             entries = zip(series.to_list(), there.to_list(), strict=True)
-            kept = [value if here else None for value, here in entries]
+            plain = kind == nw.Object  # else it is a word: a category may be called 1
+            kept = [(value if plain else str(value)) if here else None for value, here in entries]
             found[key] = column_of(f"{name}: {key!r}", kept)
         else:
             types[key] = str(kind)

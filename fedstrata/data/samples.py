@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import jax
@@ -71,7 +71,7 @@ def length_of(data: PyTree, who: str) -> int:
             )
         lengths[name] = array.shape[0]
     if len(set(lengths.values())) > 1:
-        raise DataError(f"The arrays of {who} differ in their number of samples: {lengths}.")
+        raise DataError(f"Arrays differ in their number of samples: {lengths}.")
     length = next(iter(lengths.values()))
     if length == 0:
         raise DataError(
@@ -123,6 +123,8 @@ def flattened(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]
             f"Give a list with one pytree of arrays per {what}; this is one {type(clients).__name__}. Pooled "
             "samples are split by fs.FederatedData.from_arrays(samples, clients=…)."
         )
+    if not isinstance(clients, Iterable):
+        raise DataError(f"Give a list with one pytree of arrays per {what}, but it is {clients!r}.")
     clients = list(clients)
     if not clients:
         raise DataError(f"The list of {what}s is empty. Give a list with one pytree of arrays per client.")

@@ -108,6 +108,9 @@ class Encoding:
                 raise DataError(
                     f"{table.name}: {column!r} has {word!r} in row {row}, where a number is expected."
                 )
+            if np.isinf(values).any():
+                row = int(np.isinf(values).argmax())
+                raise DataError(f"{table.name}: {column!r} is infinite in row {row}. Drop such rows.")
             return values.astype(np.float64)[:, None]
         known = self.categories[column]
         block = np.full((len(values), len(known)), np.nan)

@@ -111,7 +111,7 @@ class ZOHFL(Method[Hierarchical, State]):
         eta: the smoothing radius η.
         H: local steps per round: an integer, one per client (0: does not take part), or a function of the
             round that returns either, such as ``RootGrowth(20)``.
-        gamma_client: the factor γ̃ of the clients' step size γ̃/(t + Γ) in their t-th step.
+        gamma_client: the clients' step size in their t-th step is γ̃/(t + Γ); this is γ̃.
         Gamma: the offset Γ in that step size.
         batch_size: samples per step of a client; None uses all.
         server_batch_size: samples per step of the server; None uses all.

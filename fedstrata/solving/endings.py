@@ -18,13 +18,12 @@ from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
+from fedstrata.support.words import described, documentation
 
 FACTOR = 10.0  # above the first half
 INSIDE = 1e-5  # how far from its set, relative to 1 + ‖x‖, a start counts as inside
 ROUNDING = 1e-4  # how far outside, relative to ‖x‖, a projection may leave a float32
 FEWEST = 20  # rounds that clients' own sets are looked at after: fewer are a trial
-# Real hyper-parameters that no step becomes shorter by.
-NO_STEPS = ("R", "p", "eta_end", "lam", "mu", "radius", "rho", "tol")
 
 
 class Runaway(NamedTuple):
@@ -64,10 +63,15 @@ def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:
     ]
 
 
+def step_sizes(method: Method) -> dict[str, Any]:
+    """The hyper-parameters that the docstring calls step sizes, as plain values."""
+    names = described("step size", method.hyperparameters, documentation(type(method)))
+    return {name: value for name, value in method.describe().items() if name in names}
+
+
 def steps_in_words(method: Method) -> str:
-    """`` (gamma=0.1, eta=0.01)``, or ``""`` if the method has no step sizes."""
-    steps = {n: v for n, v in method.describe().items() if isinstance(v, float) and n not in NO_STEPS}
-    words = [f"{n}={v:g}" for n, v in steps.items()]
+    """`` (alpha=0.1, beta=0.01)``, or ``""`` if the method has no step sizes."""
+    words = [f"{name}={value:g}" for name, value in step_sizes(method).items() if isinstance(value, float)]
     if method.hyperparameters.keys() >= {"gamma"} and vars(method)["gamma"] is None:
         words = ["gamma, which is the rule's own", *words]
     return f" ({', '.join(words)})" if words else ""

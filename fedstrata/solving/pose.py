@@ -150,7 +150,8 @@ def pose(
     precision: Precision = "float32",
 ) -> Posed:
     """Check the arguments of `fedstrata.solve` and make of them what an engine takes."""
-    _check_kinds(problem, method, data)
+    check_kinds(problem, data)
+    _check_kind(problem, method)
     rounds = whole("rounds", rounds, 0, MOST_ROUNDS)
     eval_every, seed = whole("eval_every", eval_every, 1), whole("seed", seed, 0, MOST_SEEDS)
     problem.check_weights(weights)
@@ -220,15 +221,19 @@ def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, cl
         )
 
 
-def _check_kinds(problem: Problem, method: Method, data: FederatedData) -> None:
+def check_kinds(problem: Problem, data: FederatedData) -> None:
+    """Raise if these are other things, as in the wrong order."""
     if not isinstance(problem, Problem):
         raise TypeError(
             f"problem must be a problem object such as fs.Minimization(loss), but is {problem!r}."
         )
-    if isinstance(method, type) or not isinstance(method, Method):
-        raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
     if not isinstance(data, FederatedData):
         raise TypeError(f"data must be FederatedData, but is {_kind(data)}.")
+
+
+def _check_kind(problem: Problem, method: Method) -> None:
+    if isinstance(method, type) or not isinstance(method, Method):
+        raise TypeError(f"method must be a method object such as fs.FedAvg(gamma=0.1), but is {method!r}.")
     if not method.solves:
         raise TypeError(
             f"{type(method).__name__} does not declare what it solves: give its class "

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 
 from fedstrata.core.counting import Ledger
+from fedstrata.core.hyperparameters import Count, check_fields
 from fedstrata.core.types import PyTree
 from fedstrata.solving.endings import steps_in_words
 from fedstrata.solving.result import BOOKKEEPING, Result
@@ -50,9 +52,11 @@ class Diverged(FloatingPointError):
                 f"The {self.quantity} is not finite at x0, before any step: look at the data (labels out of "
                 "range? engine='debug' finds them) and at the loss."
             )
+        problem = self.result.problem
+        assumed = f" Methods for {type(problem).__name__} assume {problem.assumes}." if problem.has_y else ""
         return (
             f"{type(self.result.method).__name__} diverged: the {self.quantity} is not finite after round "
-            f"{self.round}. {self.fault} Or scale the data, or look closer with engine='debug'. "
+            f"{self.round}. {self.fault} Or scale the data, or look closer with engine='debug'.{assumed} "
             "The exception's .result holds the last finite point."
         )
 
@@ -93,14 +97,13 @@ class EarlyStop:
     """
 
     metric: str
-    patience: int | None = None
+    patience: Count | None = None
     min_delta: float = 0.0
     target: float | None = None
-    mode: str = "min"
+    mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("min", "max"):
-            raise ValueError(f"EarlyStop: mode must be 'min' or 'max', but is {self.mode!r}.")
+        check_fields(self)
         if self.patience is None and self.target is None:
             raise ValueError("EarlyStop needs a patience or a target.")
 

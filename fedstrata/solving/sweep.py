@@ -95,6 +95,8 @@ def sweep(
     [0.05, 0.25, 0.5]
     """
     began = time.perf_counter()
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds must be a list, one run for each, such as range(3), but is {seeds!r}.")
     methods = [methods] if isinstance(methods, Method) else list(methods)
     datasets = [data] if isinstance(data, FederatedData) else list(data)
     _check_sweep(methods, datasets, len(seeds))

@@ -42,6 +42,11 @@ def hint(error: Exception) -> str:
             return f"A mask makes a shape depend on values: write jnp.where(mask, a, 0), not a[mask]{values}"
     if "subdtype of <class 'numpy.integer'>" in str(error):
         return "Labels of classes must be integers: give y.astype(int) in the data."
+    if "PRNG key" in str(error) and "NoneType" in str(error):
+        return (
+            "Evaluations take a loss marked fs.stochastic without randomness, with None for the key: give it "
+            "a branch for that, or fs.stochastic(loss, evaluate=…)."
+        )
     if isinstance(error, KeyError):
         return f"{error} is not in what is shown above: x0 (and y0), and a sample of the data."
     if isinstance(error, TypeError) and "positional argument" in str(error):

@@ -56,9 +56,20 @@ ELSEWHERE = {
 def called_here(argument: str, known: Sequence[str], documentation: str) -> str:
     """``": for the step size, give 'gamma'."`` for a name that other libraries use, else ``""``."""
     meaning = ELSEWHERE.get(argument.casefold())
-    described = re.findall(rf"^ +(\w[\w, ]*):(?: [\w']+){{0,2}} {meaning}", documentation, re.MULTILINE)
-    names = [name for name in known if name in ", ".join(described).split(", ")]
-    return f": for the {meaning}, give {listed(list(map(repr, names)))}." if meaning and names else ""
+    names = meaning and described(meaning, known, documentation)
+    return f": for the {meaning}, give {listed(list(map(repr, names)))}." if names else ""
+
+
+def documentation(cls: type) -> str:
+    """The docstrings of a class and its bases."""
+    return "\n".join(base.__doc__ or "" for base in cls.__mro__[:-1])
+
+
+def described(meaning: str, known: Iterable[str], documentation: str) -> list[str]:
+    """The arguments that a docstring in Google style calls this, such as "gamma: the local step size γ"."""
+    found = re.findall(rf"^ +(\w[\w, ]*):(?: [\w']+){{0,2}} {meaning}", documentation, re.MULTILINE)
+    names = ", ".join(found).split(", ")
+    return [name for name in known if name in names]
 
 
 def check_spelling(name: str, given: Iterable[str], known: Sequence[str], documentation: str = "") -> None:

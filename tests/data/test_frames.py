@@ -213,6 +213,8 @@ def test_what_is_held_out_is_drawn_class_by_class_and_client_by_client():
         ({"day": ["2020-01-31"] * 5}, {"encode": True}, "'day' holds dates such as '2020-01-31'.*features="),
         ({"day": ["31.1.20", None, *["1/2/2020 10:30"] * 3]}, {"encode": True}, "'day' holds dates"),
         ({"dose": ["1", "2", "high", "3", "4"]}, {}, r"'dose' \(such as 'high'\)"),
+        ({"dose": pd.Categorical([1, 2, 1, 1, 2])}, {}, r"'dose' \(such as '1'\)"),
+        ({"age": [1.0, np.inf, 2.0, 3.0, 4.0]}, {"impute": "mean"}, "'age' is infinite in row"),
     ],
 )
 def test_what_is_wrong_is_named(rows, options, message):
@@ -226,6 +228,8 @@ def test_what_is_no_frame_is_told_where_to_go():
     other = types.SimpleNamespace(to_pandas=lambda: pd.DataFrame(ROWS))  # as a Hugging Face data set has
     with pytest.raises(fs.DataError, match=r"SimpleNamespace\. Give its \.to_pandas\(\)"):
         fs.FederatedData.from_dataframe(other, by="site", label="ill")
+    with pytest.raises(fs.DataError, match=r"the data frame: .* unique column names"):
+        fs.FederatedData.from_dataframe(pd.DataFrame(np.ones((2, 2)), columns=["a", "a"]), by="a", label="b")
     with pytest.raises(fs.DataError, match=r"LazyFrame\. Give its \.collect"):
         fs.FederatedData.from_dataframe(pl.LazyFrame(ROWS), by="site", label="ill")
     frames = {"a": pd.DataFrame({"u": [1], "y": [0]}), "b": pd.DataFrame({"u": ["x"], "y": [0]})}

@@ -122,4 +122,5 @@ def test_differences_of_values_that_rounding_takes_away_are_not_certified(consta
 
 def test_only_steps_are_called_steps():
     assert steps_in_words(fs.FedProx(gamma=0.5, mu=0.1)) == " (gamma=0.5)"
+    assert steps_in_words(fs.FedRZOBilevel(gamma=0.5, eta=0.1)) == " (gamma=0.5)"  # eta is a radius
     assert steps_in_words(fs.FedAvg(optax.constant_schedule(0.1))) == ""
