@@ -114,7 +114,8 @@ def column_of(where: str, values: list[Any]) -> np.ndarray:
     there = [value for value in kept if value is not None]
     whole = (bool, int, np.integer, np.bool_)
     if all(isinstance(value, (*whole, float, np.floating)) for value in there):
-        dtype = _whole(where, there) if all(isinstance(v, whole) for v in there) else np.float64
+        exact = np.array(there, object)  # among others, NumPy reads numbers from 2⁶³ on as floats
+        dtype = _whole(where, exact) if all(isinstance(v, whole) for v in there) else np.float64
         return _spread(np.array(there, dtype), np.array([v is not None for v in kept], bool), dtype)
     words = np.empty(len(kept), object)
     words[:] = [None if value is None else str(value) for value in kept]

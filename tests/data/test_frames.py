@@ -441,6 +441,8 @@ def test_whole_numbers_of_64_bits_stay_what_they_are(frame):
 def test_columns_of_unequal_length_are_told():
     with pytest.raises(fs.data.DataError, match=r"one has columns of unequal length \('a' 3, 'y' 2\)"):
         fs.FederatedData.from_dataframe({"one": {"a": [1, 2, 3], "y": [0, 1]}}, label="y")
+    most = fs.FederatedData.from_dataframe({"one": {"a": [5, 2**64 - 1], "y": [0, 1]}}, label="y")
+    assert most.client(0)["x"][:, 0].tolist() == [5.0, 2.0**64]
     with pytest.raises(fs.data.DataError, match=r"one: 'a' has whole numbers beyond 64 bits"):
         fs.FederatedData.from_dataframe({"one": {"a": [1, 2**64], "y": [0, 1]}}, label="y")
 

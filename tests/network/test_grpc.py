@@ -18,6 +18,7 @@ import pytest
 from fedstrata.engines.network import Failure, Request, WireError, grpc_server, grpc_site, knocks, wire
 from fedstrata.engines.network.answering import Ended
 from fedstrata.engines.network.grpc_server import (
+    LARGEST,
     METHOD,
     PROCESS,
     PROTOCOLS,
@@ -59,6 +60,7 @@ class Dialled:
         process="one",
         protocols=None,
         host="localhost",
+        largest=None,
     ):
         self.outbox = queue.SimpleQueue()
         which = (0,) if anonymous else (0, 2, 1)  # the authority alone, or with key and certificate
@@ -70,7 +72,8 @@ class Dialled:
             else grpc.insecure_channel(address)
         )
         dial = self.channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        metadata = [(PROCESS, process)] + [(PROTOCOLS, protocols)] * (protocols is not None)
+        told = {PROCESS: process, PROTOCOLS: protocols, LARGEST: largest}
+        metadata = [(name, value) for name, value in told.items() if value is not None]
         self.stream = dial(iter(self.outbox.get, None), metadata=metadata)
         self.ended = None
         self.thread = threading.Thread(target=self._listen, args=(answer,), daemon=True)
@@ -322,12 +325,18 @@ def test_a_site_of_the_next_or_the_last_version_is_taken_in(server, kits, protoc
     site.close()
 
 
-def test_a_site_that_speaks_no_common_version_is_told_so(server, kits):
-    site = Dialled(server, kits / "berlin", echo, protocols="5,6")
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ({"protocols": "5,6"}, "speaks version 5,6 of the protocol, the server version 4: update whichever"),
+        ({"largest": "65536"}, "message_bytes is 65536 at the site, 1048576 at the server: make them equal"),
+    ],
+)
+def test_a_site_that_cannot_be_served_is_told_why(server, kits, says, words):
+    site = Dialled(server, kits / "berlin", echo, **says)
     site.thread.join(10)
     assert site.ended is grpc.StatusCode.FAILED_PRECONDITION
-    assert "speaks version 5,6" in site.words
-    assert "the server version 4: update whichever has the older FedStrata" in site.words
+    assert words in site.words
     site.close()
 
 
@@ -504,13 +513,21 @@ class Proxy:
 
 
 def test_bytes_at_the_socket_agree_with_what_the_transport_says(server, kits):
+    """TLS and HTTP/2 add less than 100 to a message of 10 KB."""
     proxy = Proxy(server.port)
     site = Dialled(proxy, kits / "berlin", echo)
     assert server.wait([0], 10) == [0]
+
+    def counts():
+        return np.array([server.sent[0], proxy.down, server.received[0], proxy.up])
+
+    assert not ask(server, size=2_560)[1]  # what a connection begins with comes before it
+    before = counts()
     for seq in range(20):
-        assert not ask(server, size=20_000, seq=seq)[1]
-    for told, seen in ((server.sent[0], proxy.down), (server.received[0], proxy.up)):
-        assert told > 20 * 80_000
-        assert told < seen < 1.02 * told + 10_000  # TLS and HTTP/2 add a little
+        assert not ask(server, size=2_560, seq=seq)[1]
+    told_down, down, told_up, up = (counts() - before) / 20
+    for told, seen in ((told_down, down), (told_up, up)):
+        assert told > 10_240
+        assert told < seen < told + 100
     site.close()
     proxy.listener.close()

@@ -27,6 +27,7 @@ log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
 PROCESS = "fedstrata-process"  # in a call's metadata: a word of the site's process, unlike any other's
 PROTOCOLS = "fedstrata-protocols"  # the versions that a site speaks, with commas; the server takes its own
+LARGEST = "fedstrata-message-bytes"  # the most that the site takes of a message
 MOST_WRITING, SMALL = 8, 2**16  # messages of at least so many bytes that are written at a time
 PATIENCE = 1.0  # seconds that such a message waits for those before it, which may hang
 HANDSHAKE = 10.0  # seconds for a connection to show its certificate
@@ -187,7 +188,7 @@ class GrpcServer:
         if name in self.names:
             arriving = Stream(0, told.get(PROCESS, ""), *serial_of(shown["x509_pem_cert"][0]))
             why = self._refused(arriving)
-            if not why and (why := _strange(told.get(PROTOCOLS, str(wire.VERSION)))):
+            if not why and (why := self._strange(told)):
                 code = grpc.StatusCode.FAILED_PRECONDITION
             if not why and not self._enter(self.names.index(name), arriving):
                 code, why = grpc.StatusCode.ALREADY_EXISTS, "another process of this site is connected"
@@ -202,6 +203,18 @@ class GrpcServer:
         finally:
             listening.cancel()
             self._leave(self.names.index(name), arriving, "the connection broke")
+
+    def _strange(self, told: Mapping[str, str]) -> str:
+        """Why a site that says this of itself cannot be served, or an empty string."""
+        protocols, largest = told.get(PROTOCOLS, str(wire.VERSION)), told.get(LARGEST, "")[:12]
+        if str(wire.VERSION) not in protocols.split(","):
+            return (
+                f"the site speaks version {wire.said(protocols)} of the protocol, the server version "
+                f"{wire.VERSION}: update whichever has the older FedStrata"
+            )
+        if largest.isdecimal() and int(largest) < self.limit:  # else its connection breaks at every message
+            return f"message_bytes is {int(largest)} at the site, {self.limit} at the server: make them equal"
+        return ""
 
     async def _write(self, context: Any, parts: list[wire.Part]) -> None:
         """Send a message; of large ones a few at a time are in memory, unless those before hang."""
@@ -324,16 +337,6 @@ class GrpcServer:
             while not all(i in self._streams for i in sites) and (left := end - time.monotonic()) > 0:
                 self._changed.wait(left)
             return [i for i in sites if i in self._streams]
-
-
-def _strange(protocols: str) -> str:
-    """Why a site's versions of the protocol will not do, or an empty string."""
-    if str(wire.VERSION) in protocols.split(","):
-        return ""
-    return (
-        f"the site speaks version {wire.said(protocols)} of the protocol, the server version {wire.VERSION}: "
-        "update whichever has the older FedStrata"
-    )
 
 
 def _allow_descriptors(number: int) -> None:

@@ -15,7 +15,7 @@ import grpc
 
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.answering import Ended, Party
-from fedstrata.engines.network.grpc_server import METHOD, PROCESS, PROTOCOLS, SERVICE, options
+from fedstrata.engines.network.grpc_server import LARGEST, METHOD, PROCESS, PROTOCOLS, SERVICE, options
 from fedstrata.engines.network.kits import KitError, read
 from fedstrata.engines.network.line import UNLIMITED, Line, Rates
 
@@ -73,8 +73,6 @@ def _serve(
             details = f"{error.code().name}: {error.details()}"
             strange = "handshake failed" in details.lower()
             hint = "; was its kit made by the same `net kits` as the server's?" if strange else ""
-            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                hint = f"; message_bytes is {limit} here: is it more at the server?"
             log.warning("no connection to %s (%s)%s", address, details, hint)
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
                 pause = LONGEST_PAUSE  # refused by name or protocol: nobody changes that within a second
@@ -90,7 +88,8 @@ def _answer(
     """One connection."""
     outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     dial = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-    stream = dial(iter(outbox.get, None), metadata=((PROCESS, process), (PROTOCOLS, str(wire.VERSION))))
+    told = {PROCESS: process, PROTOCOLS: str(wire.VERSION), LARGEST: str(limit)}
+    stream = dial(iter(outbox.get, None), metadata=tuple(told.items()))
     try:
         for message in stream:
             if resting():
