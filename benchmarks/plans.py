@@ -1,6 +1,6 @@
 """How well plans predict, how often their steps solve, and whether the first recommendation is a good one.
 
-    python -m benchmarks.plans [--seeds 2] [--first 300] [--x64] [--cases] [--list] [NAME …]
+    python -m benchmarks.plans [--seeds 2] [--first 300] [--x64] [--cases] [--list] [--methods …] [NAME …]
 
 Every method that fits a problem gets its steps from `fedstrata.plan`'s rule, and runs for up to four times
 the rounds that the plan expects (2,000, where it expects none). *Solved* is an x within 1 % of the solution,
@@ -128,8 +128,8 @@ def searched(problem: Any, data: Any, x0: Any, y0: Any) -> Any:
     return result.x if result.certificate.solved else None
 
 
-def compared(trial: Trial, seed: int) -> tuple[list[Ran], list[Advice]]:
-    """All methods on one problem, in the order of `fedstrata.recommend`."""
+def compared(trial: Trial, seed: int, methods: list[str]) -> tuple[list[Ran], list[Advice]]:
+    """All methods (or those named) on one problem, in the order of `fedstrata.recommend`."""
     weights = trial.options.get("weights", "uniform")
     at = conditions(trial.problem, trial.data, trial.x0, trial.y0, weights=weights, rounds=UNKNOWN)
     order = ranked(at)
@@ -137,7 +137,7 @@ def compared(trial: Trial, seed: int) -> tuple[list[Ran], list[Advice]]:
     ran = [
         run(trial, its, away, seed, theory(its.fit.method, at, CLOSE))
         for its in order
-        if its.practical is not None
+        if its.practical is not None and (not methods or its.name in methods)
     ]
     return ran, order
 
@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--x64", action="store_true")
     parser.add_argument("--cases", action="store_true", help="the problems of fedstrata.testing.cases")
     parser.add_argument("--list", action="store_true", help="print every run")
+    parser.add_argument("--methods", default="", help="only these, with commas between")
     parser.add_argument("names", nargs="*", default=[])
     asked = parser.parse_args()
     jax.config.update("jax_enable_x64", asked.x64)
@@ -195,7 +196,7 @@ def main() -> None:
     drawn = trials(asked.names or list(EVERY), range(asked.first, asked.first + asked.seeds))
     for name, seed, trial in of_cases() if asked.cases else drawn:
         began = time.perf_counter()
-        runs, order = compared(trial, seed)
+        runs, order = compared(trial, seed, list(filter(None, asked.methods.split(","))))
         for its in runs:
             rows[its.name].append(its)
         right = is_right(order, runs)
