@@ -64,10 +64,15 @@ class Clients:
         return cls(sizes, str(rng.choice(["uniform", "size"])))
 
     @property
+    def share(self) -> np.ndarray:
+        """The weight of every client."""
+        equal = np.full(len(self.sizes), 1 / len(self.sizes))
+        return self.sizes / self.sizes.sum() if self.weights == "size" else equal
+
+    @property
     def q(self) -> np.ndarray:
         """The weight of every sample."""
-        own = self.sizes / self.sizes.sum() if self.weights == "size" else 1 / len(self.sizes)
-        return np.repeat(own / self.sizes, self.sizes)
+        return np.repeat(self.share / self.sizes, self.sizes)
 
     def each(self, rng: Rng, *shape: int, own: float = 0.5) -> np.ndarray:
         """A normal array of every sample, with a part that is common to a client."""
@@ -364,14 +369,13 @@ def drawn_together(rng: Rng) -> Trial:
     a, b = k.each(rng, n), k.each(rng)
     server = {"a": rng.normal(size=(9, n)), "b": rng.normal(size=9)}
     own = k.split(a=a, b=b)
-    share = k.sizes / k.sizes.sum() if k.weights == "size" else np.full(len(own), 1 / len(own))
     H = [each["a"].T @ each["a"] / len(each["b"]) + np.eye(n) for each in own]
     r = [each["a"].T @ each["b"] / len(each["b"]) for each in own]
 
     def F(x: np.ndarray) -> float:
         ys = [np.linalg.solve(each, slope + x) for each, slope in zip(H, r, strict=True)]
         fit = ((server["a"] @ x - server["b"]) ** 2).mean() / 2
-        return float(c * (fit + 0.05 * x @ x + share @ [((x - y) ** 2).sum() / 2 for y in ys]))
+        return float(c * (fit + 0.05 * x @ x + k.share @ [((x - y) ** 2).sum() / 2 for y in ys]))
 
     best = optimize.minimize(lambda x: F(x) / c, np.zeros(n), method="BFGS", options={"gtol": 1e-10}).x
     problem = fs.Personalized(

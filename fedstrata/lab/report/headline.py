@@ -71,7 +71,7 @@ def certified(table: Table) -> str:
     total, known, solved = sum(len(row.verdicts) for row in table.rows), verdicts.total(), verdicts["solved"]
     if not known:
         return ""
-    rest = f"; {total - known} were not certified" if known < total else ""
+    rest = f"; {total - known} not certified" if known < total else ""
     if solved == known:
         return f"By the certificates {'all' if known == total else 'the'} {known} runs are solved{rest}."
     others = ", ".join(f"{n} {verdict}" for verdict, n in verdicts.most_common() if verdict != "solved")
