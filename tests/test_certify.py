@@ -177,6 +177,9 @@ def test_why_a_run_is_not_solved():
     noise = fs.certify(run(fs.FedAvg(0.05, batch_size=1), 200))
     assert noise.verdict == "at the noise floor"
     assert fs.certify(run(fs.FedAvg(0.3), 10)).verdict == "diverging"
+    with pytest.warns(UserWarning, match="ran away"):  # to values whose rounding exceeds their differences
+        grown = run(fs.FedRZO(1.0, 0.1, batch_size=None, two_sided=True), 20)
+    assert fs.certify(grown).verdict == "diverging"
 
 
 def test_a_class_of_ones_own():

@@ -6,6 +6,7 @@ import itertools
 from contextlib import suppress
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -70,6 +71,20 @@ def test_a_diverged_run_names_the_step_at_fault():
     ):
         with pytest.raises(fs.Diverged, match=words):
             fs.solve(game.problem, fs.SOBA(alpha, beta), game.data, np.zeros(2), y0=np.zeros(3), rounds=3000)
+
+
+@pytest.mark.slow
+def test_a_diverged_run_names_the_function_that_grew():
+    """The upper level falls as exp(x) rises, so that no step of y stays short enough."""
+    data = fs.FederatedData.from_clients([{"a": np.ones(3)}, {"a": np.zeros(3)}])
+    problem = fs.Bilevel(
+        lambda x, y, s: (y - s["a"]) ** 2 / 2 - 2 * x,
+        lambda x, y, s: (y - s["a"]) ** 2 / 2 + jnp.exp(x) * y**2,
+        same_samples=True,
+    )
+    words = r"on the way the curvature of 'lower' grew from 1\.\d+ to \d+"
+    with pytest.raises(fs.Diverged, match=words):
+        fs.solve(problem, fs.SOBA(0.1, 0.3), data, -2.0, y0=0.0, rounds=300, progress=False)
 
 
 @pytest.mark.slow

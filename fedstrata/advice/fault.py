@@ -2,6 +2,7 @@
 
 a step size above 1.5 times the planned one is at fault
 else, with two levels, x's is at fault if its ratio to y's is above 1.5 times the planned ratio
+else, the constants at the last finite point are measured: a function may be more curved there
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import numpy as np
 from fedstrata.advice.constants import operations
 from fedstrata.advice.recommend import conditions
 from fedstrata.core.method import Method
-from fedstrata.problems.measured import NoRule
+from fedstrata.core.types import PyTree
+from fedstrata.problems.measured import Conditions, NoRule
 from fedstrata.solving.endings import step_sizes
 from fedstrata.solving.result import Result
 
 TOO_LONG = 1.5
+MUCH = 10.0  # times the curvature at the start, where no rule tells which steps are too long
 MOST = 2e11  # operations that a message is worth: seconds on two cores
 
 
@@ -27,8 +30,7 @@ def at_fault(result: Result) -> str:
     if data is None or data.source is not None or operations(result.problem, data, *result.start) > MOST:
         return ""
     try:
-        part = 1.0 if result.participation is None else result.participation
-        at = conditions(result.problem, data, *result.start, weights=result.weights, participation=part)
+        at = _conditions(result, *result.start)
         its = type(method).practical(at)
     except NoRule:
         return ""
@@ -47,7 +49,38 @@ def at_fault(result: Result) -> str:
                 f"Lower {x} alone, {x_now:.3g}, to {allowed:.3g}: with {y}={y_now:.3g}, x moves too fast "
                 "for y to follow."
             )
-    return ""
+    return _on_the_way(result, at, mine)
+
+
+def _on_the_way(result: Result, begun: Conditions, mine: dict[str, float]) -> str:
+    """The function whose curvature at the last finite point is too large for steps that suit the start."""
+    at = _conditions(result, result.x, result.y)
+    grown = {
+        name: level.L / begun[name].L
+        for name, level in at.constants.levels.items()
+        if name in begun.constants.levels and begun[name].L > 0
+    }
+    name = max(grown, key=lambda each: grown[each], default="")
+    try:
+        planned = _steps(type(result.method).practical(at).method)
+        shorter = [f"{each}={to:.3g}" for each, to in planned.items() if mine.get(each, 0) > TOO_LONG * to]
+        known = grown.get(name, 0) > TOO_LONG and bool(shorter)
+    except NoRule:
+        shorter, known = [], grown.get(name, 0) > MUCH
+    if not known:
+        return ""
+    rule = f", where the rule takes {', '.join(shorter)}" if shorter else ""
+    return (
+        f"The constants at the start allow these steps, but on the way the curvature of {name!r} grew from "
+        f"{begun[name].L:.3g} to {at[name].L:.3g}{rule}. Take shorter steps, keep x in a set, or take "
+        '"auto", which measures again on its way.'
+    )
+
+
+def _conditions(result: Result, x: PyTree, y: PyTree) -> Conditions:
+    """The constants at a point."""
+    part = 1.0 if result.participation is None else result.participation
+    return conditions(result.problem, result.data, x, y, weights=result.weights, participation=part)
 
 
 def _steps(method: Method) -> dict[str, float]:

@@ -172,7 +172,8 @@ def _rounded(found: Judgement, run: Result, method: Method) -> str:
     given = method.at(run.ledger.rounds).describe()
     name = "mu" if "mu" in given else "eta"
     digits = max(np.finfo(np.asarray(leaf).dtype).eps for leaf in jax.tree.leaves(run.x))
-    rounding, width = float(digits) * abs(found.value), given.get(name)
+    smaller = np.fmin(abs(found.value), abs(found.start))  # a diverging run makes values large
+    rounding, width = float(digits * smaller), given.get(name)
     if not isinstance(width, float) or found.slope * width >= rounding:
         return ""
     return (

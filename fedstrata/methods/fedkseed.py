@@ -41,6 +41,7 @@ from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 FEWEST, PER_ENTRY = 64, 4  # seeds in `FedKSeed.practical`
+DRAWS = 64  # its local steps, each along one direction: their mean has less noise
 
 
 class State(NamedTuple):
@@ -74,15 +75,18 @@ class FedKSeed(ScalarsOnly[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """K = max(64, 4n), τ = 1 and η = 1/(L (1 + (n + 1)/p)) of p clients, decreasing: draws add noise."""
+        """K = max(64, 4n), τ = 64 and τη = 1/(L (1 + (n + 1)/(τp))), decreasing: draws add noise.
+
+        The drift of τ steps decreases with η.
+        """
         its, n = at["loss"], at.dimension
         if its.kinked:
             raise NoRule("FedKSeed's rule assumes a smooth loss")
         options, _, _, _ = by_values(at, its, own=True)
         K, eps = max(FEWEST, PER_ENTRY * n), NARROW * float(options["eta"]) / n**0.5
-        eta = its.within(at.cohort_L(its)) / (1 + (n + 1) / at.participants)
-        method = cls(fading(eta, eta * max(its.mu, 0.0) / 2), eps, K)
-        why = f"{K} seeds; eta = 1/(L (1 + (n + 1)/p)), decreasing because of the noise of the draws"
+        eta = its.within(at.cohort_L(its)) / (1 + (n + 1) / (DRAWS * at.participants))
+        method = cls(fading(eta / DRAWS, eta * max(its.mu, 0.0) / 2), eps, K, DRAWS)
+        why = f"{K} seeds, {DRAWS} steps; tau eta = 1/(L (1 + (n + 1)/(tau p))), decreasing: draws are noise"
         doubts = value_doubts(at)
         return Practical(method, 0.0, (why,), True, doubts=doubts)
 

@@ -63,9 +63,11 @@ class FedZO(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """B = min(n, 32) directions, η = 1/(L (1 + (n − 1)/(b p))), decreasing because they are random."""
-        its, n = at["loss"], at.dimension
-        b = min(n, MOST)
+        """B = 32 directions, η = 1/(L (1 + (n − 1)/(b p))), decreasing because they are random.
+
+        They are not orthogonal, so that more than n of them still reduce the noise.
+        """
+        its, n, b = at["loss"], at.dimension, MOST
         options, _, _, _ = by_values(at, its, own=True)
         doubts = value_doubts(at)
         if its.kinked:

@@ -28,6 +28,7 @@ BIAS = 1e-3  # δ, the bias of drift relative to the reach
 MOST_STEPS = 50  # local steps
 BELOW = 0.9  # α relative to 1/L_F
 APART = 0.5  # x's speed relative to y's
+APART_BY = 0.1  # how much losses differ on the way, relative to the bound √m ζ reach
 LEFT = 1e-2  # the part of an inner error that inner steps may leave
 
 
@@ -264,8 +265,11 @@ def worst_client(at: Conditions) -> Worst:
     """
     its = at["loss"]
     steps = descent(at, its, largest(its))
-    eta = max(its.mu, 1 / at.rounds * scale(its)) / spread_of_losses(at)
-    why = "eta_lam = mu over the spread of clients' gradients"
+    spread = spread_of_losses(at)
+    eta, why = max(its.mu, 1 / at.rounds * scale(its)) / spread, "eta_lam = mu over the spread of gradients"
+    if its.kinked and its.reach > 0:  # no μ: both first steps are as long as their ways
+        apart = APART_BY * its.reach * math.sqrt(spread)
+        eta, why = 1 / apart, "eta_lam begins with a move through all weights"
     if steps.fades:
         falls = falling(eta, at.rounds) if its.kinked else fading(eta, max(its.mu, 0) / scale(its) / 2)
         return Worst(steps.gamma, falls, steps._replace(why=f"{steps.why}; {why}"))

@@ -5,7 +5,8 @@ separate directions, p participants  γ = 1/(L (1 + (n/b − 1)/p))
 shared directions                    γ = 1/(L n/b)
 η ≥ ε_f √n/(10⁻³ ‖∇F‖), below which differences are lost in the rounding ε_f of F; at y(x) of a condition
 number κ it is κ ε_f, for which η grows to a tenth of the distance to go
-on a set the pull (x − P(x))/η has curvature 1/η, and x ends about η ‖∇F‖ outside
+on a set the pull (x − P(x))/η has curvature 1/η, and x ends about η ‖∇F‖ outside: the pull does not scale
+with F, so that in an unsuitable unit of F it is too weak, or so stiff that steps are tiny
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WIDE = 1e-2  # η, relative to the distance to go
 WIDEST = 0.1  # η for the rounding of y, relative to the distance to go
 ACCURATE = 1e-3  # the error that rounding may leave, relative to the first gradient
 OUTSIDE = 5e-3  # the distance from a set, relative to the distance to go
+STIFF = 1e3  # the curvature of the pull to a set, relative to F's
 NARROWS = 1e-3  # the last η at kinks, relative to the first
 
 
@@ -73,6 +75,9 @@ def by_values(at: Conditions, F: Measured, *, own: bool, condition: float = 1.0)
         eta = max(min(eta, OUTSIDE * way / F.gradient if F.gradient > 0 else eta), rounding)
         gamma = 1 / (growth * L + 1 / eta)
         reasons.append("gamma below eta, because of the pull to the set")
+        if F.gradient > 0 and (eta * F.gradient > 2 * OUTSIDE * way or 1 / eta > STIFF * growth * L):
+            unit = OUTSIDE / (WIDE * F.gradient)
+            reasons.append(f"the pull does not scale with the loss: multiply the loss by about {unit:.1g}")
     rate = gamma * max(F.mu, 0.0)
     if at.partial:
         options |= {"gamma": fading(gamma, rate / 2), "eta": eta}
