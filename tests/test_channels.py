@@ -194,6 +194,30 @@ def test_the_server_of_sites_elsewhere_draws_noise_that_they_do_not_know():
     assert here.carried(posed.method, posed.carry).state.secret is None
 
 
+LOOPS = {
+    "fori_loop": lambda f, x: jax.lax.fori_loop(0, 4, lambda t, x: f(x), x),
+    "cond": lambda f, x: jax.lax.cond(x[0] < 9, f, lambda x: x, x),
+    "jit": lambda f, x: jax.jit(f)(jax.jit(f)(x)),
+    "vmap": lambda f, x: jax.vmap(f)(jnp.stack([x, x])).sum(0),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_verbs_in_loops_of_jax_are_refused(loop, inside):
+    """They would be booked once, and have the same noise in every turn; in those of `fed.repeat` too."""
+
+    class Looping(SameKey):
+        def round(self, problem, fed, key, r, state):
+            def body(t, x):
+                return LOOPS[loop](lambda x: x + fed.average(self.zero, key, x), x)
+
+            return Point(fed.repeat(2, body, state.x) if inside else body(0, state.x))
+
+    with pytest.raises(TypeError, match=r"use fed\.repeat"):
+        run_on(SLOPES, method=kit_method(Looping)())
+
+
 @pytest.mark.parametrize("hidden", [{"noise": 1.0}, {"examples": fs.Examples(1.0, 1.0)}])
 def test_a_text_that_passes_noise_by_has_no_epsilon(hidden):
     """`fed.mean` is for metrics: in a round no channel sees it. All other exchanges keep their channels."""

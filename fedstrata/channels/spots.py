@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 
 from fedstrata.core import counting
+from fedstrata.support.tracing import transformation
 
 
 class Spot(NamedTuple):
@@ -48,7 +49,7 @@ _spot: ContextVar[_Counter | None] = ContextVar("where in its loops a program is
 def spots(inside: Spot | None = None, known: bool = True) -> Iterator[None]:
     """Number the points of the program inside, see `spot`; ``known`` is false inside a loop of JAX's own."""
     here = _spot.set(
-        _Counter(Spot((), ()) if inside is None else inside, _transformation() if known else None)
+        _Counter(Spot((), ()) if inside is None else inside, transformation() if known else None)
     )
     loops = counting.turning.set(_turning)
     try:
@@ -82,13 +83,7 @@ def _next() -> tuple[Spot, bool]:
     if here is None:
         raise RuntimeError("spot() outside of spots().")
     here.number += 1
-    return Spot((*here.inside.path, here.number - 1), here.inside.turns), here.trace == _transformation()
-
-
-def _transformation() -> Any:
-    from jax.extend.core import get_opaque_trace_state  # takes 15 ms to load
-
-    return get_opaque_trace_state()
+    return Spot((*here.inside.path, here.number - 1), here.inside.turns), here.trace == transformation()
 
 
 def _turning(body: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, Integer, Key, Phase, PyTree, Real, Weights
 from fedstrata.support.precision import Precision, computing_in
 from fedstrata.support.shown import shapes
+from fedstrata.support.tracing import transformation
 
 if TYPE_CHECKING:
     from fedstrata.core.problem import Problem
@@ -163,10 +164,7 @@ class Fed(abc.ABC):
     def __init__(
         self, setup: Setup, data: Population, memory: PyTree, chosen: Array | None, round_number: Integer = 0
     ) -> None:
-        self.setup = setup
-        self.data = data
-        self.memory = memory
-        self.round_number = round_number
+        self.setup, self.data, self.memory, self.round_number = setup, data, memory, round_number
         self.gathered = False
         self.channel: Channel | None = None
         self.present: Array | None = None
@@ -176,6 +174,7 @@ class Fed(abc.ABC):
         self._weighted: list[tuple[Array, Array]] = []  # who was drawn by size, and what they count for
         self._everyone: list[Array] = []  # draws of all clients: these very arrays need no look-up
         self._level = "main"
+        self._inside = transformation()  # of JAX, where the verbs of this turn are traced
         if chosen is not None:
             self.take(chosen)
 
@@ -233,9 +232,8 @@ class Fed(abc.ABC):
     @property
     def server(self) -> Samples | None:
         """The server's own samples, or None."""
-        if self.data.server is None:
-            return None
-        return Samples(self.data.server, jax.tree.leaves(self.data.server)[0].shape[0])
+        held = self.data.server
+        return None if held is None else Samples(held, jax.tree.leaves(held)[0].shape[0])
 
     def answering(self, of: Array | None) -> Array | None:
         """A mask of which of these clients (None: everyone) answer; None: all."""
@@ -336,14 +334,9 @@ class Fed(abc.ABC):
         return self._weighted[-1][0]
 
     def average(
-        self,
-        phase: Phase,
-        key: Key,
-        *message: PyTree,
-        of: Array | None = None,
-        weights: Array | None = None,
-        around: PyTree = None,
-    ) -> PyTree:
+        self, phase: Phase, key: Key, *message: PyTree, of: Array | None = None,
+        weights: Array | None = None, around: PyTree = None,
+    ) -> PyTree:  # fmt: skip
         """Each client of ``of`` (None: this round's) runs ``phase``; the server gets the weighted mean.
 
         Args:
@@ -374,6 +367,10 @@ class Fed(abc.ABC):
             raise TypeError(
                 f"fed.{verb}(phase, key, *message) takes the round's random key, or one split from it."
             )
+        if transformation() != self._inside:
+            raise TypeError(
+                "Verbs of fed inside a loop, map, branch or jit of JAX count as one exchange: use fed.repeat."
+            )
         of = self._chosen if of is None else of
         of = None if any(of is everyone for everyone in self._everyone) else of
         message = jax.tree.map(jnp.asarray, message)
@@ -395,13 +392,16 @@ class Fed(abc.ABC):
     def repeat(
         self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None = None
     ) -> PyTree:
-        """``carry ← body(t, carry)``, where the body may call verbs; ``times`` may be traced.
+        """``carry ← body(t, carry)``, whose body may call verbs; ends before a turn with ``until(carry)``."""
+        outside = self._inside
 
-        It ends before a turn at which ``until(carry)`` holds.
-        """
-        if self.channel is not None:
-            return self.channel.repeat(self.turns, times, body, carry, until)
-        return self.turns(times, body, carry, until)
+        def inside(t: Integer, carry: PyTree) -> PyTree:
+            self._inside = transformation()
+            return body(t, carry)
+
+        loop = self.turns if self.channel is None else partial(self.channel.repeat, self.turns)
+        carry, self._inside = loop(times, inside, carry, until), outside
+        return carry
 
     def turns(
         self, times: Integer, body: counting.Body, carry: PyTree, until: counting.Until | None
