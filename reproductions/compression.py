@@ -47,8 +47,10 @@ METHODS: dict[str, tuple[str, Any]] = {
     "FedMSA": ("bilevel", fs.FedMSA(0.01, 0.02, K=2, clients=CLIENTS)),
     "SOBA": ("bilevel", fs.SOBA(0.02, 0.05)),
     "HypergradientDescent": ("bilevel", fs.HypergradientDescent(0.02, 0.1, T=3, N=5)),
-    "FedNest": ("bilevel", fs.FedNest(0.05, 0.1, T=3, tau=2, N=5, ell=12.0)),
+    "HypergradientDescent, all": ("bilevel", fs.HypergradientDescent(0.02, 0.1, T=3, N=5)),
+    "FedNest": ("bilevel", fs.FedNest(0.05, 0.1, T=3, tau=2, N=5, ell=12.0, inverse="series")),
     "SimFBO": ("bilevel", fs.SimFBO(0.02, 0.05, 0.05, 0.02, 0.05, 0.05, tau=2)),
+    "FedNest, all": ("bilevel", fs.FedNest(0.05, 0.1, T=3, tau=2, N=5, ell=12.0, inverse="series")),
     "FedSTORM": ("bilevel", fs.FedSTORM(0.02, 0.05, c=0.5, I=2)),
     "FedF2SA": ("bilevel", fs.FedF2SA(0.002, 0.005, H=2)),
     "LocalSGDA": ("minimax", fs.LocalSGDA(0.02, 0.05, tau=2)),
@@ -113,9 +115,11 @@ def plain_speed(name: str, rounds: int) -> float:
 
 
 def build(s: Setting) -> Task:
-    """One method under one compressor, with the feedback that it declares."""
+    """One method under one compressor, with the feedback that it declares; of the level "main", or of all."""
     kind, method = METHODS[s.method]
     problem, data, y0 = instance(kind)
+    channel: Any = fs.Channel(compress=COMPRESSORS[s.compressor])
+    channel = {"*": channel} if s.method.endswith("all") else channel
 
     def derive(result: fs.Result) -> dict[str, Any]:
         plain = plain_speed(s.method, s.rounds)
@@ -124,7 +128,7 @@ def build(s: Setting) -> Task:
     return Task(
         problem, method, data, np.zeros(D), y0, s.rounds, metrics={"distance": distance(s.method, s.rounds)},
         derive=derive, silent=True,
-        options={"default_metrics": False, "channel": fs.Channel(compress=COMPRESSORS[s.compressor])},
+        options={"default_metrics": False, "channel": channel},
     )  # fmt: skip
 
 
