@@ -317,11 +317,12 @@ def made_of(compressor, v, seed=0):
 
 @pytest.mark.parametrize("d", [1000, 5000])
 def test_the_largest_numbers_are_kept(d):
-    """δ = k/d at least, and all of it for numbers of one size; above 512 numbers, found by bisection."""
+    """At least 0.99 k, and all k for numbers of one size; above 512 numbers, found by bisection."""
     v = np.resize(V, d) * np.geomspace(1, 2, d, dtype=np.float32)
     found = made_of(fs.TopK(0.1), v)
-    kept = np.sort(np.abs(v))[-d // 10 :]
-    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(kept), rtol=1e-4)
+    n = np.count_nonzero(found)
+    assert 0.099 * d <= n <= 0.1 * d
+    np.testing.assert_array_equal(np.sort(np.abs(found))[-n:], np.sort(np.abs(v))[-n:])
     assert np.sum((found - v) ** 2) <= 0.9 * np.sum(v**2)
     ones = made_of(fs.TopK(0.1), np.ones(d, np.float32))
     assert np.sum((ones - 1) ** 2) == 0.9 * d

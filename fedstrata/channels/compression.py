@@ -64,12 +64,13 @@ class Biased:
         return math.inf
 
 
-def largest(size: Array, k: int) -> Array:
+def largest(size: Array, k: int, short: int = 0) -> Array:
     """Which k of these numbers ≥ 0 are the largest, by bisection; of equal ones the first.
 
-    Numbers that differ by less than 2⁻²⁴ of the largest count as equal.
+    Numbers that differ by less than 2⁻²⁴ of the largest count as equal. If so many may be ``short`` of k, it
+    takes half as many passes: in differences of points, which are rounded, equal numbers are common.
     """
-    d = size.size
+    d, enough = size.size, k - short
     exact = jnp.float32 if d < 2**24 else jnp.int32  # float32 is summed faster, and is exact below
 
     def count(mask: Array) -> Array:
@@ -85,7 +86,7 @@ def largest(size: Array, k: int) -> Array:
         )  # fmt: skip
 
     first = jnp.zeros((), size.dtype), size.max(), jnp.zeros((), exact), jnp.int32(0)
-    low, high, above, _ = jax.lax.while_loop(lambda e: (e[3] < 24) & (e[2] < k), halve, first)
+    low, high, above, _ = jax.lax.while_loop(lambda e: (e[3] < 24) & (e[2] < enough), halve, first)
     equal, place = (size > low) & (size <= high), jax.lax.iota(jnp.int32, d)
 
     def lengthen(now: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -93,14 +94,16 @@ def largest(size: Array, k: int) -> Array:
         return jnp.where(count(equal & (place < until)) <= k - above, until, now[0]), step
 
     until, _ = jax.lax.while_loop(
-        lambda now: (now[1] > 0) & (above < k), lengthen, (jnp.int32(0), jnp.int32(1 << (d.bit_length() - 1)))
+        lambda now: (now[1] > 0) & (above < enough),
+        lengthen,
+        (jnp.int32(0), jnp.int32(1 << (d.bit_length() - 1))),
     )
     return (size > high) | (equal & (place < until))
 
 
 @dataclass(frozen=True)
 class TopK(Biased):
-    """The largest numbers of each array, with their indices: δ = k/d.
+    """The largest numbers of each array, with their indices: δ = k/d; of 512 numbers or more at least 0.99 k.
 
     Args:
         share: the fraction k/d of the numbers that is sent.
@@ -123,7 +126,7 @@ class TopK(Biased):
         if v.size < LONG:
             places = jax.lax.top_k(size, k)[1]
         else:
-            places = jnp.nonzero(largest(size, k), size=k, fill_value=v.size)[0]
+            places = jnp.nonzero(largest(size, k, k // 100), size=k, fill_value=v.size)[0]
         return v.at[places].get(mode="fill", fill_value=0), places.astype(
             jnp.uint16 if v.size < 2**16 else jnp.uint32
         )
@@ -133,7 +136,7 @@ class TopK(Biased):
         k, size = entries(self.share, v.size), jnp.abs(v)
         if v.size < LONG or k == v.size:
             return self.decode(key, self.encode(key, v), v.size)
-        return jnp.where(largest(size, k), v, 0)
+        return jnp.where(largest(size, k, k // 100), v, 0)
 
     def decode(self, key: Key, payload: Any, d: int) -> Array:
         """Zero elsewhere."""
