@@ -54,7 +54,7 @@ class Stream:
     def __init__(self, session: int, process: str, serial: str, until: float) -> None:
         self.session, self.process = session, process
         self.serial, self.until = serial, until  # its certificate's number, and when that expires
-        self.outbox, self.unasked = asyncio.Queue[list[wire.Part] | None](), 0
+        self.outbox, self.unasked = asyncio.Queue[list[wire.Buffer] | None](), 0
 
 
 class GrpcServer:
@@ -216,7 +216,7 @@ class GrpcServer:
             return f"message_bytes is {int(largest)} at the site, {self.limit} at the server: make them equal"
         return ""
 
-    async def _write(self, context: Any, parts: list[wire.Part]) -> None:
+    async def _write(self, context: Any, parts: list[wire.Buffer]) -> None:
         """Send a message; of large ones a few at a time are in memory, unless those before hang."""
         if sum(map(len, parts)) < SMALL:
             await context.write(b"".join(parts))
@@ -292,7 +292,7 @@ class GrpcServer:
             log.warning("%s sent a message that nobody asked for", self.names[i])
             return stream.unasked <= UNASKED
 
-    def _send(self, messages: list[tuple[Stream, list[wire.Part] | None]]) -> None:
+    def _send(self, messages: list[tuple[Stream, list[wire.Buffer] | None]]) -> None:
         def put() -> None:
             for stream, parts in messages:
                 stream.outbox.put_nowait(parts)
@@ -305,7 +305,7 @@ class GrpcServer:
             self._asked_at, self._found, self._owed = time.monotonic(), {}, {}
             # sites that are told so leave
             self._closing |= any(request.header.get("op") == "done" for request in requests.values())
-            sent: list[tuple[Stream, list[wire.Part] | None]] = []
+            sent: list[tuple[Stream, list[wire.Buffer] | None]] = []
             for i, request in requests.items():
                 if (stream := self._streams.get(i)) is None:
                     self._found[i] = Failure("away", "it is not connected")

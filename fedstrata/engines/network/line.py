@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 UNLIMITED = Rates()
 
 
-class Pace:
+class Throttle:
     """Lets so many bytes pass in a second.
 
     Args:
@@ -74,7 +74,7 @@ class Line:
     def __init__(self, address: str, rates: Rates) -> None:
         host, _, port = address.rpartition(":")
         self.host, self.port = host.strip("[]"), int(port)
-        self.up, self.down = Pace(rates.upload), Pace(rates.download)
+        self.up, self.down = Throttle(rates.upload), Throttle(rates.download)
 
     def __enter__(self) -> Line:
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -114,10 +114,10 @@ class Line:
         far.close()
 
 
-def _pass_on(source: socket.socket, sink: socket.socket, pace: Pace) -> None:
+def _pass_on(source: socket.socket, sink: socket.socket, throttle: Throttle) -> None:
     with suppress(OSError):
-        while content := source.recv(pace.chunk):
-            pace.take(len(content))
+        while content := source.recv(throttle.chunk):
+            throttle.take(len(content))
             sink.sendall(content)
     for end in (source, sink):  # whoever hung up: both directions are over
         with suppress(OSError):

@@ -28,7 +28,7 @@ DEEPEST = 5  # levels of nesting in a header
 
 Header = dict[str, Any]
 Arrays = list[np.ndarray]
-Part = bytes | memoryview
+Buffer = bytes | memoryview
 
 _NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
           "float16", "float32", "float64", "complex64", "complex128")  # fmt: skip
@@ -52,7 +52,7 @@ def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
     return b"".join(parts(header, arrays, limit))
 
 
-def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Part]:
+def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Buffer]:
     """A message's bytes before they are joined: arrays are not copied.
 
     Raises:
@@ -72,7 +72,7 @@ def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Part]:
             f"The message has {size} bytes (header {len(head)}), but the limit is {limit} "
             f"({HEADER_LIMIT}). Raise the limit at every party, or send less."
         )
-    found: list[Part] = [MAGIC + struct.pack("<I", len(head)) + head]
+    found: list[Buffer] = [MAGIC + struct.pack("<I", len(head)) + head]
     for array in arrays:
         found += [array.reshape(-1).view(np.uint8).data, bytes(-array.nbytes % 8)]
     return found
