@@ -20,7 +20,7 @@ def gradients(f: Oracle, *args: PyTree) -> tuple[PyTree, ...]:
     return f.apply(lambda mean: jax.grad(mean, argnums=tuple(range(len(args))))(*args))
 
 
-def value_and_gradient(f: Oracle, *args: PyTree, wrt: int = 0) -> tuple[jax.Array, PyTree]:
+def value_and_gradient(f: Oracle, *args: PyTree) -> tuple[jax.Array, PyTree]:
     """The value and the gradient in one pass; counted as a gradient."""
     f.book("gradients")
-    return f.apply(lambda mean: jax.value_and_grad(mean, argnums=wrt)(*args))
+    return f.apply(lambda mean: jax.value_and_grad(mean)(*args))

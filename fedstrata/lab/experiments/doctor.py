@@ -197,9 +197,9 @@ def _disk(trouble: list[str]) -> dict[str, int]:
     return free
 
 
-def show(facts: dict[str, Any], console: Console | None = None) -> None:
+def show(facts: dict[str, Any]) -> None:
     """Print what `examine` found."""
-    console = console or Console()
+    console = Console()
     memory = "" if facts["memory_bytes"] is None else f", {bytes_text(facts['memory_bytes'])} of memory"
     lines = [
         ("fedstrata", f"{facts['fedstrata']} in {facts['folder']}"),

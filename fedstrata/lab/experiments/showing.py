@@ -43,10 +43,9 @@ def facts(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def show(experiment: Experiment, console: Console | None = None) -> None:
+def show(experiment: Experiment) -> None:
     """Print the facts of an experiment."""
-    e, told = experiment, facts(experiment)
-    console = console or Console()
+    e, told, console = experiment, facts(experiment), Console()
     console.print(f"[bold]{escape(e.title)}[/bold]  ({e.name})")
     if e.paper:
         console.print(f"[dim]{escape(e.paper)}[/dim]")
