@@ -130,7 +130,7 @@ EXPERIMENT = Experiment(
     ),
     notes=(
         "Where the validation loss is not finite a run diverged, and its accuracy is that of one class for "
-        "all. In the full run FedMSA is the most accurate, 87.5 % against 86.1 % to 86.5 % of the others at "
+        "all. In the full run FedMSA is the most accurate, 87.5 % against 86.1 % to 86.6 % of the others at "
         "their best steps; FedNest diverges at three of six pairs of steps, hypergradient descent at one in "
         "two of three seeds. Heads on a random representation have 60.1 %, one model for all 18.3 %."
     ),
