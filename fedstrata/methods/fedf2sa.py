@@ -18,10 +18,11 @@ must not depend on x. As λ also multiplies the errors of y and z in d_x, γ λ 
 result's ``y`` is z at order 1, and the mean of y and z at order 2, whose errors of O(1/λ) have opposite
 signs.
 
-F²SA (Kwon, Kwon, Wright, Nowak 2023) is order 1 with one client, following a benchmark's code; order 2 is
-F²SA-p with p = 2. MemFBO (Yang, Xiao, Ma, Ji 2025) is a federated form of which only the abstract was
-available; its scaling, schedule of λ and server steps may differ, hence the name FedF2SA. With
-``fs.Bilevel(…, local=True)`` y and z stay with their client, which projects them onto its own set.
+F²SA (Kwon, Kwon, Wright, Nowak 2023) has order 1 and one client, in a benchmark's code with several steps of
+y and z before each of x; order 2 is F²SA-p with p = 2. MemFBO (Yang, Xiao, Ma, Ji 2025) is a federated form
+of which only the abstract was available; its scaling, schedule of λ and server steps may differ, hence the
+name FedF2SA. With ``fs.Bilevel(…, local=True)`` y and z stay with their client, which projects them onto its
+own set.
 
 Reveals only averages. Needs gradients.
 """
