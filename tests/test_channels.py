@@ -162,6 +162,18 @@ def test_noise_of_a_mean_over_some_of_an_independent_draw():
     assert np.std(found.x) == pytest.approx(0.6, rel=0.05)
 
 
+def test_noise_hides_a_negative_weight_as_well():
+    """z · C · 3 for the weights −3, 2 and 2."""
+
+    class Against(SameKey):
+        def round(self, problem, fed, key, r, state):
+            return Point(fed.average(self.zero, key, state.x, weights=jnp.array([-3.0, 2.0, 2.0])))
+
+    channel = fs.Channel(clip=1.0, noise=4.0)
+    found = run_on(np.zeros((3, 4000)), method=kit_method(Against)(), channel=channel)
+    assert np.std(found.x) == pytest.approx(12.0, rel=0.05)
+
+
 @pytest.mark.parametrize("where", ["server", "each"])
 def test_noise_from_the_system_is_not_that_of_the_seed(where):
     """It has the same deviation, and is new in every run."""

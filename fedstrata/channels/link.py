@@ -506,7 +506,7 @@ def _extent(fed: Fed, exchange: Exchange, number: int) -> tuple[Any, Any]:
         return weight, weight**0.5
     if exchange.weights is None:
         return 1 / number, number**-0.5
-    return exchange.weights.max(), jnp.sqrt((exchange.weights**2).sum())
+    return jnp.abs(exchange.weights).max(), jnp.sqrt((exchange.weights**2).sum())
 
 
 def _if_there(tally: counting.Tally, here: Array) -> counting.Tally:

@@ -343,7 +343,7 @@ class Fed(abc.ABC):
             phase: the client's part.
             key: the random key.
             message: what the server sends.
-            of: the clients.
+            of: the clients, each of them once.
             weights: their weights, if not the run's; they need not sum to one.
             around: for an upload that is a point: a point of the same form that both sides know (x̄), made of
                 arrays of the message or constants. The mean does not depend on it; a channel that clips,
