@@ -235,7 +235,10 @@ def _(problem: Selection, case: Case) -> Judgement:
     """Against the best of the optima of h, with both levels' values."""
     found = judge_selection(problem, case.weights, case.data, case.x, 1e-8)
     if found.moved > TARGET:
-        raise NotCertifiable("the optima of the primary level were not found: it is not convex, or has none")
+        raise NotCertifiable(
+            "the optima of the primary level were not found: it is not convex, has none, or is so "
+            "ill-conditioned that small curvatures cannot be told from none"
+        )
     notes = (
         f"h is {found.h - found.h_best:.2g} above its least, f {found.f:.6g} and at best {found.f_best:.6g}",
     )
