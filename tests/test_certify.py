@@ -182,6 +182,15 @@ def test_why_a_run_is_not_solved():
     assert fs.certify(grown).verdict == "diverging"
 
 
+def test_from_side_to_side_at_one_value():
+    """½x² with γ = 2/L goes from 1 to −1 and back: its loss is constant, its gradient is not zero."""
+    method = fs.FedAvg(2.0)
+    problem = fs.Minimization(lambda x, s: 0.5 * x**2 + 0 * s["a"])
+    result = fs.solve(problem, method, ONE, np.array(1.0), rounds=20, progress=False)
+    assert result.certificate.verdict == "oscillating"
+    assert "gamma=2 by 2" in result.certificate.advice
+
+
 def test_a_class_of_ones_own():
     @dataclasses.dataclass(frozen=True)
     class Own(fs.problems.Problem):

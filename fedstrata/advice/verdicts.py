@@ -9,7 +9,7 @@
 | diverging | F is above its start, or each quarter reaches farther than the one before |
 | on its way | the metric changes by more than its error, and by a part of the excess |
 | at the noise floor | it has stopped, and steps are random: minibatches, directions, some of the clients |
-| oscillating | it has stopped, and goes up and down by a part of the excess |
+| oscillating | it has stopped, and goes up and down by a part of the excess, or x from side to side |
 | biased by drift | it has stopped elsewhere: by several local steps of the clients, or other bias |
 """
 
@@ -37,6 +37,7 @@ BLOCKS = 4  # of a quarter, whose means give its error
 SPREAD = 0.03  # of the excess: the least spread of noise or of an oscillation
 MANY = 1e3  # times as many samples are not proposed
 GROWN = 4.0  # times the start's excess
+STEPS = ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g")  # of the main variable
 ROUNDED = 4e-7  # of the metric: smaller changes are float32 rounding
 
 
@@ -70,6 +71,8 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return above
     if method is not None and (hidden := _rounded(found, run, method)):
         return "at the noise floor", hidden
+    if _to_and_fro(found, _metric(run), method):
+        return "oscillating", f"Divide {_step(method)} by 2."
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
     # growing oscillations diverge, and so do points above both the start and zero,
     # except those of a form that is known to converge elsewhere
@@ -85,7 +88,7 @@ def _of_trace(
 ) -> tuple[Verdict, str]:
     """The verdict by the metric over the rounds."""
     few = len(values) < (2 * FEW if drawn else FEW)
-    if few or np.ptp(values) <= ROUNDED * np.abs(values).max():
+    if few or _constant(values):
         return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
     method = run.known_method
     quarters = np.array_split(values, 4)
@@ -120,6 +123,18 @@ def _of_trace(
         "biased. Take a smaller smoothing radius, solve inner problems more accurately, clip less, or take "
         "another method."
     )
+
+
+def _constant(values: np.ndarray) -> bool:
+    return bool(np.ptp(values) <= ROUNDED * np.abs(values).max())
+
+
+def _to_and_fro(found: Judgement, values: np.ndarray, method: Method | None) -> bool:
+    """Whether the metric is constant although a step along the gradient would be seen in it."""
+    given = {} if method is None else method.describe()
+    step = next((given[name] for name in STEPS if isinstance(given.get(name), float)), 0.0)
+    many = len(values) >= FEW and _constant(values)
+    return many and step * found.slope**2 > ROUNDED * float(np.abs(values).max())
 
 
 def _moves(values: np.ndarray, quarters: list[np.ndarray], excess: float, drawn: tuple[str, ...]) -> bool:
@@ -195,7 +210,7 @@ def _local(method: Method | None) -> str | None:
 def _step(method: Method | None) -> str:
     """The step size of the main variable, with its value."""
     given = {} if method is None else method.describe()
-    for name in ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g"):
+    for name in STEPS:
         if name in given:
             value = given[name]
             return f"{name}={value:g}" if isinstance(value, float) else name

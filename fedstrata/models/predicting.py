@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +36,21 @@ class Predictor(NamedTuple):
 
     def predict(self, new: Any) -> np.ndarray:
         """Labels (the words that the table had) or numbers."""
-        found = self.model.predict(self.parameters, self.inputs(new))
+        found = self._applied(self.model.predict, new)
         classes = self.classes
         return found if classes is None else np.array(classes)[found]
 
     def predict_proba(self, new: Any) -> np.ndarray:
         """The probability of each class."""
-        return self.model.predict_proba(self.parameters, self.inputs(new))
+        return self._applied(self.model.predict_proba, new)
+
+    def _applied(self, function: Callable[[PyTree, Any], np.ndarray], new: Any) -> np.ndarray:
+        inputs = self.inputs(new)
+        try:
+            return function(self.parameters, inputs)
+        except TypeError as error:
+            shape = list(np.shape(inputs))
+            raise DataError(f"The model cannot be applied to inputs of shape {shape}: {error}") from error
 
     @property
     def classes(self) -> tuple[str, ...] | None:

@@ -63,6 +63,8 @@ def test_saving_a_loaded_result_keeps_its_model(table, data, tmp_path):
     result.save(tmp_path / "a")
     fs.load(tmp_path / "a").save(tmp_path / "b")
     np.testing.assert_array_equal(fs.load(tmp_path / "b").predict(table), result.predict(table))
+    with pytest.raises(fs.DataError, match=r"inputs of shape \[2, 9\]"):
+        result.predict(np.zeros((2, 9)))
     # an array is taken as the model's inputs
     inputs = data.preparation.apply(table)["x"]
     np.testing.assert_array_equal(result.predict(inputs), result.predict(table))
