@@ -58,6 +58,10 @@ def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:
         case: the method on a small problem, with the participation that it gives.
         engine: the other engine; None leaves it out.
     """
+    if not isinstance(case, Case):
+        raise TypeError(
+            f"check_method takes a case, testing.Case(name, method, problem, data, x0), but has {case!r}."
+        )
     case = with_participation(case)
     whole = case.run()
     programs = kept()
