@@ -98,4 +98,5 @@ def normal(key: Key, number: int, dtype: Any) -> Array:
     v, found = jnp.where(near, w - 2.5, jnp.sqrt(w) - 3), jnp.zeros_like(w)
     for inside, outside in zip(*GILES, strict=True):
         found = found * v + jnp.where(near, inside, outside).astype(dtype)
-    return jnp.where(words >> 31, -(2**0.5), 2**0.5).astype(dtype) * found * (1 - p)
+    sign = jnp.where((words >> 31) > 0, -1.0, 1.0).astype(dtype)
+    return sign * 2**0.5 * found * (1 - p)
