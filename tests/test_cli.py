@@ -408,6 +408,8 @@ def test_bad_files_get_a_message_and_code_2(invoke, name):
 def test_bad_values_and_folders_get_a_message_and_code_2(invoke, tmp_path, monkeypatch):
     Path("mine.toml").write_text(FILE)
     assert "gamma must be a positive number" in invoke("run", "mine.toml", "--set", "gamma=-1", code=2).stderr
+    Path("large.toml").write_text(FILE.replace('name = "logistic"', f'name = "mlp", hidden = {10**15}'))
+    assert "Error: Unable to allocate" in invoke("run", "large.toml", code=2).stderr
     Path("file").write_text("")
     assert "cannot be written" in invoke("run", "mine.toml", "--out", "file/below", code=2).stderr
     invoke("run", "mine.toml", "--out", "out")

@@ -94,13 +94,16 @@ def test_late_answers_of_a_site_that_was_dropped_leave_nothing_behind(federation
     federation.signal("turin", signal.SIGCONT)
     found = federation.finish()
     told = federation.log("server")
-    dropped = {int(r) for r in re.findall(r"round (\d+): turin: dropped", told)}
-    assert dropped
     assert "turin: late" in told
-    wanted = without(2, dropped)
+    events = re.findall(r"round (\d+): turin: (dropped|readmitted)", told)
+    assert [what for _, what in events] == ["dropped", "readmitted"] * (len(events) // 2)
+    rounds = [int(r) for r, _ in events]
+    # It may be dropped in an evaluation, and be back in the round of that number.
+    away = {r for first, last in zip(rounds[::2], rounds[1::2], strict=True) for r in range(first, last)}
+    assert away
+    wanted = without(2, away)
     np.testing.assert_allclose([found[f"x{j}"] for j in range(3)], wanted, atol=1e-5)
-    absent = {int(row["round"]) - 1 for row in federation.history() if row["present/turin"] == 0}
-    assert absent == dropped
+    assert away <= {int(row["round"]) - 1 for row in federation.history() if row["present/turin"] == 0}
 
 
 @pytest.mark.long

@@ -420,7 +420,8 @@ class Network(Engine):
         gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
         for i in sorted(gone):
             self._absent.add(i)
-            self.timing.forget(i)
+            if missing[i] != "late":  # one that is silent has compiled: when it is asked again, it is not
+                self.timing.forget(i)  # waited for as long as one that may have been restarted
             if hopeless:
                 self._out.add(i)
             self.note(self.transport.names[i], "dropped")
