@@ -19,6 +19,8 @@ and 5×5, 3 to 256 channels, 8 to 50 clients.
 The pass sees the program after it was mapped and differentiated. So it touches what has groups and nothing
 else: evaluations at one point and frozen layers stay as they are, and neither layout, stride, padding and
 dilation nor the library that a model is written in make a difference.
+
+On a CPU the axes of all other convolutions are put in the order that XLA's kernel takes, see `in_order`.
 """
 
 from __future__ import annotations
@@ -141,10 +143,30 @@ def _in_place(y: Array, out_spec: Sequence[int]) -> Array:
     return y.reshape(*y.shape[:o], -1, *y.shape[o + 2 :])
 
 
+def in_order(u: Array, w: Array, *, params: dict[str, Any]) -> Array:
+    """The same convolution with its axes in the order that XLA's kernel for CPUs takes: channels last.
+
+    XLA orders them by itself, but not inside of loops, where all training is. There a derivative by the
+    weights (10 images of 30×30, 32 to 64 channels) takes 510 ms with JAX 0.10, and 3 ms in order.
+    """
+    spec, numbers = params["dimension_numbers"], _channels_last(u.ndim)
+    (n, c, *space), (o, i, *over) = spec.lhs_spec, spec.rhs_spec
+    u, w = u.transpose(n, *space, c), w.transpose(*over, i, o)
+    y = lax.conv_general_dilated_p.bind(u, w, **{**params, "dimension_numbers": numbers})
+    places = zip(spec.out_spec, numbers.out_spec, strict=True)  # of batch, channels and space, there and here
+    return y.transpose([here for _, here in sorted(places)])
+
+
+def _channels_last(ndim: int) -> lax.ConvDimensionNumbers:
+    last, space = ndim - 1, range(1, ndim - 1)
+    image, window = (0, last, *space), (last, last - 1, *range(ndim - 2))
+    return lax.ConvDimensionNumbers(image, window, image)
+
+
 def rewritten(
     jaxpr: Jaxpr, platform: str, choose: Callable[[Shape, str], str | None] = form_of
 ) -> tuple[Jaxpr, int]:
-    """A jaxpr whose convolutions with groups are products, and how many there were.
+    """A jaxpr whose convolutions with groups are products, and the number of these.
 
     Args:
         jaxpr: of a program, after it was mapped and differentiated.
@@ -155,9 +177,13 @@ def rewritten(
 
     def instead(eqn: Equation) -> Callable[..., Array] | None:
         nonlocal number
-        form = None if (shape := _shape(eqn)) is None else choose(shape, platform)
-        number += form is not None
-        return None if form is None else partial(product, form, params=eqn.params)
+        if (shape := _shape(eqn)) is None:
+            return None
+        if (form := choose(shape, platform)) is not None:
+            number += 1
+            return partial(product, form, params=eqn.params)
+        ordered = eqn.params["dimension_numbers"] == _channels_last(eqn.invars[0].aval.ndim)
+        return None if platform != "cpu" or ordered else partial(in_order, params=eqn.params)
 
     return replaced(jaxpr, instead), number
 

@@ -105,7 +105,7 @@ def program(function: Callable[..., PyTree], engine: Engine, setup: Setup, args:
 
 
 def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, tuple[str, ...]]:
-    """Lower a traced program, with clients' convolutions as products; returns it and remarks."""
+    """Lower a traced program, with convolutions in quicker forms; returns it and remarks."""
     if not rewrite:
         return traced.lower(), ()
     from jax.extend.core import jaxpr_as_fun
@@ -113,13 +113,12 @@ def lowered_by(traced: Any, args: tuple[Any, ...], rewrite: bool) -> tuple[Any, 
     from fedstrata.engines.convolutions import rewritten
 
     jaxpr, number = rewritten(traced.jaxpr, jax.default_backend())
-    if not number:
+    if jaxpr is traced.jaxpr:
         return traced.lower(), ()
     flat, structure = jaxpr_as_fun(jaxpr), jax.tree.structure(traced.out_info)
     lowered = jax.jit(lambda *args: jax.tree.unflatten(structure, flat(*jax.tree.leaves(args)))).lower(*args)
-    return lowered, (
-        f"{number} convolutions of clients side by side are compiled as products (not with rewrite=False)",
-    )
+    words = "convolutions of clients side by side are compiled as products (not with rewrite=False)"
+    return lowered, (f"{number} {words}",) if number else ()
 
 
 def _needs(run: Any) -> int:

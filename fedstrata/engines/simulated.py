@@ -66,8 +66,8 @@ class Simulated(Engine):
             choose by device and message size. Results do not depend on it beyond rounding.
         runs: how many runs there are of each client side by side, in a sweep.
         halvings: how often blocks were halved because they did not fit into the device's memory.
-        rewrite: whether convolutions with weights of each client's own are compiled as products of matrices,
-            where that is quicker, see `fedstrata.engines.convolutions`.
+        rewrite: whether convolutions are compiled in quicker forms, those with weights of each client's own
+            as products of matrices, see `fedstrata.engines.convolutions`.
         deterministic: whether a GPU gives the same bits in every run: no atomic sums, and no kernels that are
             chosen by timing. CPUs do so anyway.
     """
