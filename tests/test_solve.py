@@ -525,6 +525,36 @@ def test_a_function_defined_anew_is_recognised():
     assert np.abs(x3 - x1).max() > 1e-3
 
 
+def test_a_value_that_a_function_reads_may_change():
+    class Known:
+        offset = 0.0
+
+    class Model:
+        target = 0.0
+
+        def loss(self, x, s):
+            moved = x - shift[0] - scale - self.target - Known.offset
+            return 0.5 * (moved**2).sum() + 0 * s["a"].sum()
+
+    shift, scale, model = np.zeros(1), 0.0, Model()
+    moving = fs.Minimization(model.loss)
+
+    def found():
+        result = solve(problem=moving, method=fs.FedAvg(gamma=1.0), rounds=1)
+        assert fs.certify(result).solved
+        return float(result.x[0])
+
+    assert found() == 0
+    scale = 1.0
+    assert found() == 1
+    shift[0] = 1
+    assert found() == 2
+    model.target = 1.0
+    assert found() == 3
+    Known.offset = 1.0
+    assert found() == 4
+
+
 def test_what_a_function_does_besides_is_no_part_of_its_program():
     def make():
         count = 0

@@ -28,6 +28,7 @@ from fedstrata.core.term import Applied
 from fedstrata.core.types import Array, Function, PyTree, Real, Weights
 from fedstrata.data.storage import Placed
 from fedstrata.estimators import vi
+from fedstrata.support.digest import current
 from fedstrata.support.frozen import jit
 
 NEWTON_STEPS = 60
@@ -46,11 +47,14 @@ class NotCertifiable(TypeError):
 
 def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
     """Build once for a problem and weights, so that a second certificate compiles nothing."""
-    cached = lru_cache(maxsize=16)(build)
+
+    @lru_cache(maxsize=16)
+    def cached(problem: Any, weights: Weights, now: str) -> T:
+        return build(problem, weights)
 
     def get(problem: Any, weights: Weights) -> T:
         try:
-            return cached(problem, weights)
+            return cached(problem, weights, current(problem))
         except TypeError:  # a set that holds arrays cannot be hashed
             return build(problem, weights)
 

@@ -170,9 +170,8 @@ class Samples:
             return Oracle(term, self.data, None, self.size)
         if term.reads == "batch":
             raise ValueError(
-                "A loss marked per_batch sees the whole batch, so with clients of unequal size and a full "
-                "batch it would see padding. Give clients of equal size; or a batch_size, and "
-                "default_metrics=False, because the problem's own metrics take full batches."
+                "A loss marked per_batch would see the padding of unequal clients in a full batch: give "
+                "clients of equal size; or a batch_size, and default_metrics=False, for metrics take all."
             )
         real = jnp.arange(self.rows) < self.size
         weights = jnp.where(real, 1.0 / self.size, 0.0)

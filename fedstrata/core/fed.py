@@ -79,7 +79,7 @@ class Setup:
     ``stride`` is set by engines: the number of rounds that run without a look at the host. ``drawn`` is the
     number of clients drawn for a round, if some of them are missing. ``rate`` is the probability with which
     each client takes part independently; ``participants`` is then the room reserved for them. ``secure``
-    hides from the server all but sums, where clients are elsewhere.
+    hides from the server all but sums, where clients are elsewhere; ``current``: what functions refer to.
     """
 
     problem: Problem
@@ -93,6 +93,7 @@ class Setup:
     precision: Precision = "float32"
     rate: float | None = None
     secure: bool = False
+    current: str = ""
 
 
 def by_size(setup: Setup, data: Population) -> bool:

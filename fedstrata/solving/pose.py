@@ -29,7 +29,7 @@ from fedstrata.engines.identity import configuration, host_functions, programs_o
 from fedstrata.engines.metrics import Metric, UserMetric, metric_of
 from fedstrata.solving.channelling import with_channels
 from fedstrata.solving.result import BOOKKEEPING
-from fedstrata.support.digest import tree_digest
+from fedstrata.support.digest import current, tree_digest
 from fedstrata.support.points import as_floats, nonfinite_leaves
 from fedstrata.support.precision import Precision
 from fedstrata.support.shown import short
@@ -164,7 +164,9 @@ def pose(
     asked = _metrics(metrics, data)
     hosted = {name: metric for name, metric in asked.items() if metric.hosted}
     compiled = tuple((name, metric) for name, metric in asked.items() if name not in hosted)
-    setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics))
+    schedules = [getattr(value, "func", value) for value in vars(method).values() if callable(value)]
+    now = current(problem, compiled, schedules)
+    setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics), current=now)
     if isinstance(participation, Poisson):
         if weights == "size":
             raise ValueError(

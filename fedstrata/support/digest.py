@@ -149,6 +149,35 @@ class Reader:
         return self._avals[aval]
 
 
+class _Current(Reader):
+    """Reads the attributes of users' classes and objects too, but not what is called on the host.
+
+    A program calls such functions by reference, so that they see what there is when it runs.
+    """
+
+    def _look(self, value: Any) -> str:
+        if getattr(value, "values_only", False) is True:
+            return f"{id(value)}"
+        text = super()._look(value)
+        module = (value if isinstance(value, type) else type(value)).__module__
+        file = getattr(sys.modules.get(module), "__file__", None) or ""
+        if module.partition(".")[0] in LIBRARIES or "site-packages" in file or not hasattr(value, "__dict__"):
+            return text
+        own = {name: held for name, held in vars(value).items() if not name.startswith("__")}
+        return _hash(text, self.text(own))
+
+
+def current(*functions: Any) -> str:
+    """The digest of functions and of what they refer to now; empty if it cannot be read.
+
+    It differs if a global, a variable of a closure or an attribute has another value, although the functions
+    are the same objects.
+    """
+    with suppress(Exception):  # objects of other libraries may refuse any look
+        return _Current().text(functions)
+    return ""
+
+
 def _parts(value: Any) -> tuple[Any, ...] | None:
     """The parts of a host function, or of an object in a jaxpr."""
     match value:
