@@ -95,3 +95,18 @@ def test_a_game_that_is_linear_in_both_variables():
     assert result.certificate.solved
     np.testing.assert_allclose(result.x, c, rtol=1e-2)
     np.testing.assert_allclose(result.y, d, rtol=5e-2)
+
+
+@pytest.mark.slow
+def test_a_matrix_game_on_simplices():
+    """Paper, scissors, stone with stakes: of a hundredth: probabilities 3/6, 2/6, 1/6."""
+    A = 1e-2 * np.array([[0.0, 1.0, -2.0], [-1.0, 0.0, 3.0], [2.0, -3.0, 0.0]])
+    noise = np.random.default_rng(0).normal(size=(2, 3, 3))
+    noise[1] = -noise[0]
+    data = fs.FederatedData.from_clients([{"e": own[None]} for own in noise])
+    simplex = fs.sets.Simplex()
+    problem = fs.Minimax(lambda x, y, s: x @ (A + s["e"]) @ y, project_x=simplex, project_y=simplex)
+    start = np.array([1.0, 0.0, 0.0])
+    result = fs.solve(problem, "auto", data, start, y0=start, progress=False)
+    assert result.certificate.solved
+    np.testing.assert_allclose(result.x, np.array([3, 2, 1]) / 6, atol=1e-2)

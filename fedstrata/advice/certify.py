@@ -22,9 +22,7 @@ from collections.abc import Callable
 from functools import singledispatch
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 
 from fedstrata.advice.lower import NotCertifiable, newton_zero
 from fedstrata.advice.objectives import (
@@ -45,6 +43,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.problems.classes import Selection
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
+from fedstrata.support.points import ravel
 
 TARGET = 1e-2
 NEAR = 0.1  # of the excess of the start or of zero: a larger excess is not solved at any distance
@@ -262,8 +261,8 @@ def equations(maps: Maps, case: Case) -> Judgement:
 
 def _by_distance(case: Case, solution: PyTree, **more: Any) -> Judgement:
     """For problems without F: half the squared distance from a solution."""
-    x, best = (np.asarray(ravel_pytree(each)[0]) for each in (case.x, solution))
-    x0 = best if case.x0 is None else np.asarray(ravel_pytree(case.x0)[0])
+    x, best = (ravel(each)[0] for each in (case.x, solution))
+    x0 = best if case.x0 is None else ravel(case.x0)[0]
     away, size = float(np.linalg.norm(x - best)), _length(best, x0)
     way = float(np.linalg.norm(x0 - best))
     return Judgement(away**2 / 2, 0.0, 0.0, way**2 / 2, size**2 / 2, away / size, **more)
@@ -279,7 +278,7 @@ class _Flat:
     """F of flat NumPy vectors, which counts its evaluations, and searches that share a time."""
 
     def __init__(self, objective: Objective, until: float) -> None:
-        point, self.unravel = ravel_pytree(objective.x)
+        point, self.unravel = ravel(objective.x)
         self.objective, self.until, self.zero = objective, until, np.zeros(point.size)
         self.calls, self.began, self.took = 0, 0.0, 0.0
 
@@ -288,14 +287,14 @@ class _Flat:
         now = time.perf_counter()
         if now > self.until:
             raise OutOfTime
-        value, slope = self.objective.evaluate(self.unravel(jnp.asarray(x)))
+        value, slope = self.objective.evaluate(self.unravel(x))
         self.calls, self.took = self.calls + 1, time.perf_counter() - now
-        return float(value), np.asarray(ravel_pytree(slope)[0])
+        return float(value), ravel(slope)[0]
 
     def onto(self, x: np.ndarray) -> np.ndarray:
         """The projection onto the set of x."""
         project = self.objective.onto
-        return x if project is None else np.asarray(ravel_pytree(project(self.unravel(jnp.asarray(x))))[0])
+        return x if project is None else ravel(project(self.unravel(x)))[0]
 
     def minimise(self, x: np.ndarray, **options: Any) -> Found:
         """A search, for as long as there is time."""
@@ -309,8 +308,8 @@ class _Flat:
 @np.errstate(over="ignore", invalid="ignore")  # if F is not bounded below
 def search(objective: Objective, case: Case) -> Judgement:
     """F at x, at x0, and at the best point beside x."""
-    f, flat = _Flat(objective, case.until), np.asarray(ravel_pytree(objective.x)[0])
-    begun = f.onto(f.zero if objective.x0 is None else np.asarray(ravel_pytree(objective.x0)[0]))
+    f, flat = _Flat(objective, case.until), ravel(objective.x)[0]
+    begun = f.onto(f.zero if objective.x0 is None else ravel(objective.x0)[0])
     inside = f.onto(flat)
     (value, slope), start = f(inside), f(begun)[0]
     origin = f(f.onto(f.zero))[0] if begun.any() else start
@@ -392,7 +391,7 @@ def _behind(objective: Objective, case: Case) -> float:
     """The relative distance of clients' own models, which are part of the answer, from their optima."""
     if objective.solved is None or not case.problem.personal:
         return 0.0
-    y, solution = (np.asarray(ravel_pytree(each)[0]) for each in (case.y, objective.solved.y))
+    y, solution = (ravel(each)[0] for each in (case.y, objective.solved.y))
     return (
         float(np.linalg.norm(y - solution)) / (float(np.linalg.norm(solution)) or 1.0)
         if y.size == solution.size

@@ -53,6 +53,7 @@ from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
 from fedstrata.problems.terms import calling
 from fedstrata.support.frozen import jit
+from fedstrata.support.points import ravel
 
 CLOSE = 0.02  # the relative change of both ends of a spectrum in a step at which the iteration stops
 LINES = 4  # searched for kinks
@@ -285,13 +286,12 @@ class _Meter:
 
     def objective(self, objective: Objective) -> tuple[Measured, float | None]:
         """The constants of F, which is not a mean over clients; and the curvature of its part through y."""
-        point, unravel = ravel_pytree(objective.x)
-        flat = np.asarray(point)
+        flat, unravel = ravel(objective.x)
         steps, width = min(self.steps, flat.size), 1e-4 * (float(np.linalg.norm(flat)) or 1.0)
 
         def at(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = objective.evaluate(unravel(jnp.asarray(z)))
-            return float(value), np.asarray(ravel_pytree(slope)[0])
+            value, slope = objective.evaluate(unravel(z))
+            return float(value), ravel(slope)[0]
 
         def product(v: np.ndarray) -> np.ndarray:
             return (at(flat + width * v)[1] - at(flat - width * v)[1]) / (2 * width)
@@ -364,14 +364,10 @@ class _Meter:
         parts = _parts(self.case.problem, self.case.weights)
         if "upper" not in parts or "lower" not in parts or self.case.problem.local:
             return None
-        part, x, weights, data = parts["upper"], self.case.x, self.case.weights, self.case.data
+        case, part = self.case, parts["upper"]
         self.book("gradients", 1, part.samples)
         self.exchanges += 1
-
-        def f(y: PyTree) -> Any:
-            return mean_over(data, weights, part.function, x, y, part=part.samples)
-
-        return float(tree.norm(jax.grad(f)(self.case.y)))
+        return float(_slope_y(part, case.weights, case.x, case.y, case.data))
 
     def follower(self, problem: MPEC) -> Measured:
         """‖∇_y G‖ of the followers' map, and the least eigenvalue of its symmetric part, over all samples."""
@@ -586,6 +582,12 @@ def _coupled(
         return ravel_pytree(jax.vjp(slope, x)[1](mixed)[0])[0]
 
     return lanczos(square, start_of(flat), steps, CLOSE)[:2]
+
+
+@partial(jit, static_argnums=(0, 1))
+def _slope_y(part: Measurand, weights: Weights, x: PyTree, y: PyTree, data: Placed) -> Array:
+    f = partial(mean_over, data, weights, part.function, x, part=part.samples)
+    return tree.norm(jax.grad(f)(y))
 
 
 @partial(jit, static_argnums=(0, 1, 2))

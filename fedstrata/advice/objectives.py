@@ -383,19 +383,23 @@ def _through(problem: Problem, case: Case) -> Objective:
     solved, remarks = checked_lower(level, data, case.x, start)
     last = [solved.y]
 
-    def at(x: PyTree) -> tuple[Any, Solved | None]:
+    def solved_at(x: PyTree) -> Solved | None:
         found = solve_lower(level, data, x, last[0], TOLERANCE)
         if not found.close:
-            return np.nan, None
+            return None
         last[0] = found.y
-        return _upper(level, x, found.y, data), found
+        return found
+
+    def value(x: PyTree) -> Any:
+        found = solved_at(x)
+        return np.nan if found is None else _upper(level, x, found.y, data)
 
     def evaluate(x: PyTree) -> tuple[Any, PyTree]:
-        value, found = at(x)
-        return value, x if found is None else hypergradient(level, data, x, found, TOLERANCE)[0]
+        found = solved_at(x)
+        return (np.nan, x) if found is None else hypergradient(level, data, x, found, TOLERANCE)
 
     if problem.without_derivatives:
-        return _within(case, partial(_by_differences, lambda x: at(x)[0]), remarks=remarks, solved=solved)
+        return _within(case, partial(_by_differences, value), remarks=remarks, solved=solved)
     return _within(case, evaluate, remarks=remarks, solved=solved)
 
 

@@ -21,8 +21,8 @@ If the step size α is not given, the solvers estimate it. Power iterations on d
 estimate: the smallest observed co-coercivity ⟨ΔG, Δy⟩/‖ΔG‖², which is at least μ/L² (1/L for a gradient), or
 0.7 ‖Δy‖/‖ΔG‖ for extragradient. The solvers reduce it if it is too large: projection halves it when the
 residual grows, which cannot happen below the co-coercivity; extragradient keeps α ‖G(y) − G(ȳ)‖ ≤ 0.7 ‖y −
-ȳ‖; the accelerated method halves it when the residual does not decrease, and if that does not help, for
-lack of symmetry, it continues as the projection method.
+ȳ‖, and repeats a step at which it was above ‖y − ȳ‖; the accelerated method halves it when the residual does
+not decrease, and if that does not help, for lack of symmetry, it continues as the projection method.
 
 The solvers take a number of steps (which may be traced), or stop when
 
@@ -49,6 +49,7 @@ Map = Callable[[PyTree], PyTree]
 MAX_STEPS = 10_000
 POWER_STEPS = 4
 SAFETY = 0.7  # of the largest stable step size of extragradient
+SHORTEST = 1e-2  # by which one of its steps may shorten the next
 ENOUGH = 0.9  # of the least residual so far: what a Newton step must reach
 LONGER, PARTS = (
     (1.0, 1e2, 1e4),
@@ -124,13 +125,24 @@ def extragradient(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -
         dy = tree.sub(middle, run.y)
         alpha, moved = run.alpha, _norm(dy)
         if first is not None:
-            dG = tree.sub(at_middle, at_y)
-            # Differences of the size of rounding errors carry no information.
-            telling = _norm(dG) > jnp.sqrt(_epsilon(y)) * _norm(at_y)
-            alpha = jnp.where(telling, jnp.minimum(alpha, _lipschitz(dy, dG)), alpha)
+            alpha, far = _shorter(alpha, dy, at_y, at_middle)
+            y = jax.tree.map(lambda new, old: jnp.where(far, old, new), y, run.y)
         return _Run(y, run.k + 1, moved * (alpha / run.alpha), alpha)
 
     return _solve(step, G, y, _lipschitz, values_per_step=2, **options)
+
+
+def _shorter(alpha: jax.Array, dy: PyTree, at_y: PyTree, at_middle: PyTree) -> tuple[jax.Array, jax.Array]:
+    """The next α of extragradient, and whether this one was so long that its step must be repeated.
+
+    Such a step would end where G may be steeper still, and the next one be too long again.
+    """
+    dG = tree.sub(at_middle, at_y)
+    # Differences of the size of rounding errors carry no information; G may overflow.
+    telling = ~(_norm(dG) <= jnp.sqrt(_epsilon(dy)) * _norm(at_y))
+    most = jnp.where(telling, jnp.nan_to_num(_lipschitz(dy, dG), nan=0.0, posinf=jnp.inf), alpha)
+    most = jnp.maximum(most, SHORTEST * alpha).astype(alpha.dtype)
+    return jnp.minimum(alpha, most), most < SAFETY * alpha
 
 
 class _Momentum(NamedTuple):
@@ -206,16 +218,17 @@ def newton(G: Map, project: Map, y: PyTree, **options: Unpack[Options]) -> Solut
         points = jax.vmap(trials)(jnp.array(LONGER, z.dtype)).reshape(-1, z.size)
         each = jax.vmap(moved_at)(points)
         each = jnp.where(jnp.isfinite(each), each, jnp.inf)
-        ahead, trial = each.min(), points[each.argmin()]
+        reached, trial = each.min(), points[each.argmin()]
         middle = onto(z - alpha * at_z)
         moved = _norm(middle - z)
         least = jnp.minimum(run.more, moved)
-        better = ahead <= jnp.maximum(ENOUGH * least, 4 * _epsilon(y) * _norm(z))
+        better = reached <= jnp.maximum(ENOUGH * least, 4 * _epsilon(y) * _norm(z))
         at_middle = g(middle)
+        ahead = onto(z - run.alpha * at_middle)
         if first is not None:
-            at_most = jnp.minimum(alpha, _lipschitz(middle - z, at_middle - at_z))
-            alpha = jnp.where(better, alpha, at_most).astype(alpha.dtype)
-        z = jnp.where(better, trial, onto(z - run.alpha * at_middle))
+            at_most, far = _shorter(alpha, middle - z, at_z, at_middle)
+            alpha, ahead = jnp.where(better, alpha, at_most), jnp.where(far, z, ahead)
+        z = jnp.where(better, trial, ahead)
         # R before the step: one more follows when it is small, which its rounding hides
         unit = alpha / run.alpha
         return _Run(unravel(z), run.k + 1, moved * unit, alpha, least * unit)

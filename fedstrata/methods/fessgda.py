@@ -36,6 +36,7 @@ from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 RISES = (0.03, 0.1, 0.3, 1.0)  # steps of y that are tried, in units of 1/(its curvature once x follows)
 FLAT = 1e-3  # of the coupling: less counts as nothing
+FACE = 0.1  # of the coupling, within a face of a set
 
 
 class State(NamedTuple):
@@ -77,8 +78,7 @@ class FESSGDA(DescentAscent[State]):
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
         """As LocalSGDA's with p = 0; if the payoff is not strongly concave, `proximal` finds p and β."""
-        free = all(project.trivial for project in at.problem.sets.values())
-        return proximal(cls, at) if free and not at["lower"].condition < math.inf else super().practical(at)
+        return super().practical(at) if at["lower"].condition < math.inf else proximal(cls, at)
 
     def init(self, problem: Minimax, x0: PyTree, y0: PyTree) -> State:
         return State(x0, y0, x0)
@@ -101,8 +101,11 @@ def proximal(cls: type[FESSGDA], at: Conditions) -> Practical:
 
     a is μ_x or L_x, c is 0 or L_y, and σ the least or the largest singular value of the coupling, or their
     geometric mean. If a = c = 0, descent ascent turns outwards, and the term p/2 ‖x − z‖² turns it inwards.
+    On sets only the directions of a face couple there, and the least value is not known: it counts as `FACE`.
     """
     f, h, B, least = at["payoff"], at["lower"], at.constants.coupling, at.constants.least_coupling
+    if B and not all(project.trivial for project in at.problem.sets.values()):
+        least = max(least or 0.0, FACE * B)
     if min(f.mu, h.mu) < -FLAT * (B or 0.0) or not B or not least or least < FLAT * B:
         raise NoRule("the payoff is neither strongly concave in y, nor convex–concave with x and y coupled")
     found: tuple[float, dict[str, Any]] = (math.inf, {})

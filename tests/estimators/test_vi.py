@@ -152,3 +152,11 @@ def test_a_step_that_is_too_large_at_first_is_lowered(x64):
         found = vi.SOLVERS[name](G, lambda y: y, jnp.zeros(1), tol=1e-10, max_steps=100_000)
         np.testing.assert_allclose(found.y, solution, rtol=1e-9, err_msg=name)
         assert float(found.alpha) < 0.05
+
+
+@pytest.mark.parametrize("name", ["extragradient", "newton"])
+def test_a_map_that_is_steeper_farther_away(name):
+    """y³ + y = b: the slope is 1 at the start and up to 300 at the solutions, and cubes overflow soon."""
+    b = jnp.array([1010.0, -1010.0, 2.0])
+    found = vi.SOLVERS[name](lambda y: y**3 + y - b, lambda y: y, jnp.zeros(3), tol=1e-6)
+    np.testing.assert_allclose(found.y, [10.0, -10.0, 1.0], atol=1e-6 * float(jnp.linalg.norm(b)))  # mu is 1
