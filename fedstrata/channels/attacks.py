@@ -30,7 +30,7 @@ class Attack:
     clients: int
 
     def __call__(self, key: Key, rows: Array, here: Array, index: Array) -> Array:
-        """The mean of uploads of which some are hostile."""
+        """The mean of uploads, some of which are hostile."""
         bad = index < self.clients
         honest = here & ~bad
         share = honest / jnp.maximum(honest.sum(), 1)
@@ -46,7 +46,7 @@ class Attack:
 
 @dataclass(frozen=True)
 class SignFlip(Attack):
-    """Minus their own upload, times a factor."""
+    """Hostile clients send minus their own upload, times a factor."""
 
     factor: float = 1.0
 
@@ -72,7 +72,7 @@ class ALIE(Attack):
 
 @dataclass(frozen=True)
 class InnerProduct(Attack):
-    """Minus the honest mean, times a factor (Xie et al. 2020)."""
+    """Hostile clients send minus the honest mean, times a factor (Xie et al. 2020)."""
 
     factor: float = 0.5
 

@@ -42,10 +42,10 @@ class Channel:
             √m times less noise than it needs. ``"each"`` adds the full noise to each upload, so that no party
             has to be trusted.
         compress: the compressor: `TopK`, `RandK`, `QSGD`, `Sign` or `Cast`. The ledger counts the compressed
-            size, and over a network that is what travels, of each client by itself.
+            size, and over a network each client's compressed upload travels.
         feedback: how compression errors are corrected: ``"ef"`` adds them to the next upload (Seide et al.
             2014). ``"ef21"`` sends differences to the server's copy of the client's last upload (Richtárik et
-            al. 2021; with an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` takes the one
+            al. 2021; with an unbiased compressor DIANA, Mishchenko et al. 2019). ``"auto"`` chooses the one
             that suits the method; None does not correct them.
         mean: a robust mean instead of the weighted mean: `TrimmedMean`, `Median`, `GeometricMedian`, `Krum`,
             `MultiKrum`, `CenteredClipping`.
@@ -56,9 +56,9 @@ class Channel:
             the policy ``"wait"``. The other engines compute the same sum without masks.
         examples: clipping and noise for single samples, at each client: `Examples`.
         seeded: whether the noise and the draws of `Poisson` follow from the run's seed. Then the run can be
-            repeated, and whoever knows the seed can subtract the noise. False also takes random words of the
-            operating system: for results that are shown to others, and for several runs on the same samples.
-            The server of a network with noise always does.
+            repeated, but anyone who knows the seed can subtract the noise. False also uses random words from
+            the operating system: for published results, and for several runs on the same samples. The server
+            of a network with noise always uses them.
         delta: δ of the (ε, δ) in the history, if there is noise; None: 1/(10 · clients), for single samples
             1/(10 · the samples of the largest client).
         epsilon: the privacy budget: the run ends before the round that would exceed it; None: unlimited.
@@ -184,10 +184,10 @@ class Dropouts:
         probability: the probability that a client drops out of a round, independently.
         when: ``"before"`` the client computes, or ``"after"``: its upload is lost, but its memory has
             changed, which the server does not know.
-        trace: who is there: booleans (rounds, clients), which begin again after the last round.
-        seconds: the simulated seconds of a round of each client: (clients,), or (rounds, clients), which
-            begin again after the last round.
-        deadline: the seconds after which the server no longer waits; needs ``seconds``.
+        trace: which clients are available: booleans (rounds, clients), repeated after the last round.
+        seconds: each client's simulated seconds for a round: (clients,), or (rounds, clients), repeated after
+            the last round.
+        deadline: the seconds after which the server stops waiting; needs ``seconds``.
     """
 
     probability: Annotated[float, Number("a probability in [0, 1)", 0.0, math.nextafter(1, 0))] = 0.0
@@ -205,7 +205,7 @@ class Dropouts:
                 object.__setattr__(self, name, np.asarray(value, kind))
 
     def check(self, clients: int) -> None:
-        """Raise if the arrays are not of so many clients."""
+        """Raise if the arrays are for another number of clients."""
         for name, dimensions in (("trace", (2,)), ("seconds", (1, 2))):
             shape = np.shape(getattr(self, name))
             if shape and (len(shape) not in dimensions or shape[-1] != clients or 0 in shape):
@@ -215,7 +215,7 @@ class Dropouts:
                 )
 
     def answering(self, key: Key, r: Integer, clients: int) -> Array:
-        """Who answers in round r."""
+        """Whether each client answers in round r."""
         here = jax.random.bernoulli(key, 1 - self.probability, (clients,))
         if self.trace is not None:
             trace = jnp.asarray(self.trace)
@@ -260,9 +260,9 @@ class Buffered:
     """Asynchronous rounds with a buffer (FedBuff, Nguyen et al. 2022): nobody waits for slow clients.
 
     All clients compute all the time. In each round the server takes the uploads of ``size`` clients, drawn
-    uniformly: each has computed with what it was sent when it was drawn before, and is sent the current
-    point. An upload counts as a difference to the point that it was computed from. Only for methods with one
-    exchange in a round, which is a mean.
+    uniformly: each computed from the point of its previous draw, and now gets the current one. An upload
+        counts as a difference to the point that it was computed from. Only for methods whose round has one
+        exchange, a mean.
 
     Args:
         size: the number of uploads in a round.

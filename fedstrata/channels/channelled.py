@@ -128,7 +128,7 @@ def with_heard(method: Any, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTre
 
 
 def with_secret(state: PyTree) -> PyTree:
-    """A state whose noise nobody knows who has the seed alone."""
+    """A state whose noise does not follow from the seed alone."""
     if not isinstance(state, Joined):
         return state
     words: Any = np.frombuffer(os.urandom(8), np.uint32)
@@ -150,7 +150,7 @@ def resolved(channels: Channels | None, method: Method, found: Sequence[Sent]) -
         channel = chosen(channels, one.level, one.phase)
         if one.program == "start":  # sent once, so not compressed
             channel = replace(channel, compress=None, feedback=None, server=None)
-        if not one.floats:  # but what a client remembers may be of its samples
+        if not one.floats:  # but a client's memory may contain its samples
             channel = Channel(examples=channel.examples)
         if channel.trivial:
             continue
@@ -200,7 +200,7 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
             "it sends a number for every sample of a client, which channels cannot clip or compress. Give "
             "the method a batch_size."
         )
-    # said by the class itself: one that inherits may take more of the samples
+    # declared by the class itself: a subclass may use more of the samples
     if channel.examples is not None and not vars(type(method)).get("private_samples", False):
         return (
             "it is not among the methods that can hide single samples: all that a client takes of its "
@@ -214,10 +214,10 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
         )
     if channel.feedback not in ("auto", None, method.feedback) and not _bears(channel, method):
         lost = (
-            "the server adds its uploads up, and what differences to the last upload leave out never comes"
+            "the server adds up its uploads, and what differences to the last upload omit is never sent"
             if method.feedback == "ef"
-            else "what is left out of points and gradients keeps coming later, and at a constant step size x "
-            "ends off the limit where clients differ"
+            else "the omitted parts of points and gradients arrive late, and at a constant step size x "
+            "converges to a wrong point if clients differ"
         )
         return f"feedback={channel.feedback!r} does not fit: {lost}. Give 'auto', here {method.feedback!r}."
     if channel.server is not None and (one.gathered or not one.reference):
@@ -235,13 +235,13 @@ def _refused(channel: Channel, method: Method, one: Sent) -> str | None:
 
 
 def _random(method: Method) -> bool:
-    """Whether uploads vary from round to round where x does not: by minibatches or random directions."""
+    """Whether uploads vary even if x does not, because of minibatches or random directions."""
     batch = [v for name, v in vars(method).items() if name.endswith("batch_size")]
     return any(v is not None for v in batch) or "values" in method.needs
 
 
 def _bears(channel: Channel, method: Method) -> bool:
-    """Whether a method bears the other feedback than its own."""
+    """Whether a method also works with the kind of feedback that it does not declare."""
     biased = channel.compress is not None and not channel.compress.unbiased
     return not biased or (method.feedback == "ef21" and _random(method))
 
@@ -256,12 +256,12 @@ def _with_feedback(channel: Channel, method: Method, one: Sent) -> Channel:
     random = _random(method)
     feedback: Feedback | None = "ef" if random else method.feedback
     if compress.unbiased and feedback == "ef":
-        if random:  # what is left out comes later, which unbiased noise does not need
+        if random:  # feedback sends omitted parts later; unbiased noise does not need it
             feedback = None
         elif isinstance(compress, QSGD):
             compress = replace(compress, unbiased=False)
         elif any(compress.omega(math.prod(shape)) >= 1 for shape, _ in one.floats):
-            feedback = None  # which needs a contraction
+            feedback = None  # error feedback needs a contraction
     return replace(channel, compress=compress, feedback=feedback)
 
 

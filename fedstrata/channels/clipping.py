@@ -16,7 +16,7 @@ from jax.extend.random import threefry_2x32
 from fedstrata.core import tree
 from fedstrata.core.types import Array, Key, PyTree, Real
 
-GILES = (  # M. Giles, Approximating the erfinv function: of single precision, for w < 5 and beyond
+GILES = (  # M. Giles, Approximating the erfinv function: single precision, for w < 5 and w ≥ 5
     (2.81022636e-8, 3.43273939e-7, -3.5233877e-6, -4.39150654e-6, 2.1858087e-4, -1.25372503e-3,
      -4.17768164e-3, 0.246640727, 1.50140941),
     (-2.00214257e-4, 1.00950558e-4, 1.34934322e-3, -3.67342844e-3, 5.73950773e-3, -7.6224613e-3,
@@ -50,7 +50,7 @@ class Adaptive:
 
 
 def clipped(u: PyTree, bound: Real) -> tuple[PyTree, Array]:
-    """The upload projected onto a ball, and its norm before."""
+    """The upload projected onto a ball, and its norm before the projection."""
     size = tree.norm(u)
     return tree.scale(jnp.minimum(1.0, bound / jnp.where(size > 0, size, 1)), u), size
 
@@ -85,13 +85,13 @@ def noised(key: Key, u: PyTree, deviation: Real) -> PyTree:
 def normal(key: Key, number: int, dtype: Any) -> Array:
     """Standard normal numbers, in float32 up to 6.3 deviations.
 
-    `jax.random.normal` ends at 5.4, which noise must not, and throws half of the generator's words away.
+    `jax.random.normal` stops at 5.4, too early for private noise, and discards half of the generator's words.
     """
     if dtype != jnp.float32:
         return jax.random.normal(key, (number,), dtype)
     one, other = jax.random.key_data(key)[:2]
     words = threefry_2x32((one, other), jnp.arange(number, dtype=jnp.uint32))
-    # |N| ≥ t with the probability p, in (0, 1); the inverse by Giles (2010), but of p: 1 − p has no tails
+    # |N| ≥ t has probability p in (0, 1). Giles's inverse (2010), as a function of p: 1 − p loses the tails
     p = ((words & 0x7FFFFFFF).astype(dtype) + 0.5) * 2.0**-31
     w = -jnp.log(p * (2 - p))
     near = w < 5

@@ -19,7 +19,7 @@ from fedstrata.core.hyperparameters import Number, check_fields
 from fedstrata.core.types import Array, Key, PyTree
 
 Share = Annotated[float, Number("the fraction of numbers that is sent, in (0, 1]", 0.0, 1.0, open_low=True)]
-LONG = 512  # numbers from which the largest are found by bisection: a sort takes longer on a CPU
+LONG = 512  # from this length on, bisection finds the largest numbers: a sort takes longer on a CPU
 BUCKET = 512  # numbers that share a scale in `QSGD`, so that the error does not grow with d
 
 
@@ -65,13 +65,13 @@ class Biased:
 
 
 def largest(size: Array, k: int, short: int = 0) -> Array:
-    """Which k of these numbers ≥ 0 are the largest, by bisection; of equal ones the first.
+    """A mask of the k largest of these numbers ≥ 0, by bisection; of equal ones the first count.
 
-    Numbers that differ by less than 2⁻²⁴ of the largest count as equal. If so many may be ``short`` of k, it
-    takes half as many passes: in differences of points, which are rounded, equal numbers are common.
+    Numbers that differ by less than 2⁻²⁴ of the largest count as equal. If up to ``short`` of the k may be
+    missing, it takes half as many passes: in differences of points, which are rounded, ties are common.
     """
     d, enough = size.size, k - short
-    exact = jnp.float32 if d < 2**24 else jnp.int32  # float32 is summed faster, and is exact below
+    exact = jnp.float32 if d < 2**24 else jnp.int32  # float32 sums are faster, and exact below that
 
     def count(mask: Array) -> Array:
         return mask.astype(exact).sum()
@@ -171,7 +171,7 @@ class RandK:
         return d / entries(self.share, d) - 1 if self.scaled else math.inf
 
     def _drawn(self, key: Key, d: int) -> Array:
-        """Which are sent: those with the largest random numbers, without a sort."""
+        """A mask of the numbers that are sent: those with the largest random numbers, without a sort."""
         return largest(jax.random.uniform(key, (d,)), entries(self.share, d))
 
     def _places(self, key: Key, d: int) -> Array:
@@ -200,13 +200,13 @@ class RandK:
 class QSGD:
     """Stochastic rounding of each number to s levels of the largest (Alistarh et al. 2017, section 5).
 
-    Each 512 numbers share the largest: ω ≤ min(512/4s², √512/s) with s = 2^(bits−1) − 1. In units of the
-    norm, which the paper has for its theory, the error is several times as large.
+    Blocks of 512 numbers share their largest: ω ≤ min(512/4s², √512/s) with s = 2^(bits−1) − 1. In units of
+    the norm, as in the paper's theory, the error is several times as large.
 
     Args:
         bits: 2, 4 or 8 bits per number, including the sign.
-        unbiased: False scales the levels to the least squared error, as error feedback needs it: then the
-            error is always shorter than v, but v̂ is biased.
+        unbiased: False scales the levels for the least squared error, as error feedback needs: the error is
+            then always shorter than v, but v̂ is biased.
     """
 
     bits: int = 8
@@ -264,10 +264,10 @@ class QSGD:
 
 
 def _fractions(key: Key, rows: Array) -> Array:
-    """A random number in [0, 1) for each, of 16 bits: finer ones would be lost in rounding.
+    """A random number in [0, 1) of 16 bits for each entry: more bits would be lost in rounding.
 
     A mixing function of places (Ettinger's "lowbias32") is good enough for rounding, and takes a fifth of the
-    time of JAX's generator, from which its two seeds are.
+    time of JAX's generator, which draws its two seeds.
     """
     half = -(-rows.shape[1] // 2)
     one, other = jax.random.bits(key, (2,), jnp.uint32)
@@ -297,7 +297,7 @@ class Sign(Biased):
 
 @dataclass(frozen=True)
 class Cast(Biased):
-    """Another floating-point format.
+    """Conversion to another floating-point format.
 
     Args:
         dtype: such as ``"bfloat16"``, ``"float16"`` or ``"float8_e4m3fn"``.

@@ -65,9 +65,9 @@ class Release(NamedTuple):
 
     Attributes:
         part: ``"train"`` or ``"valid"``.
-        batch_size: how many samples are expected; None is all.
-        draws: how often samples are drawn.
-        uses: of how many means each of these draws is used for.
+        batch_size: the expected number of samples; None is all.
+        draws: the number of draws of samples.
+        uses: the number of means that use each draw.
     """
 
     part: str
@@ -77,7 +77,7 @@ class Release(NamedTuple):
 
 
 class _Source(NamedTuple):
-    """What means over samples are made private with."""
+    """The bounds, the key and the part of the data of private means."""
 
     examples: Examples
     key: Key
@@ -85,7 +85,7 @@ class _Source(NamedTuple):
 
 
 class PrivateOracle(Oracle):
-    """A mean over samples that is asked for by `apply` alone."""
+    """A mean over samples that can only be evaluated by `apply`."""
 
     def __init__(
         self, term: Term, drawn: PyTree, weights: Array, unit: Real, size: Integer, source: _Source, name: str
@@ -127,7 +127,7 @@ def _bounded(op: Callable[[PyTree], PyTree], bound: Real, sample: PyTree) -> PyT
 
 
 class PrivateSamples(Samples):
-    """A client's samples, of which only bounded means with noise are given."""
+    """A client's samples, accessible only through bounded means with noise."""
 
     def __init__(self, samples: Samples, source: _Source) -> None:
         for field, value in {"size": samples.size, "_samples": samples, "_source": source}.items():
@@ -180,7 +180,7 @@ def _refused(what: str) -> TypeError:
 
 
 def private(phase: Phase, examples: Examples, key: Key) -> Phase:
-    """A phase whose client gives its samples in bounded and noised means alone.
+    """A phase whose client reveals its samples only in bounded means with noise.
 
     Args:
         phase: the method's.
@@ -200,7 +200,7 @@ def private(phase: Phase, examples: Examples, key: Key) -> Phase:
 
 
 def releases(tally: counting.Tally) -> tuple[tuple[Release, ...] | None, counting.Tally]:
-    """What was counted of private means, and all other counts; None where how often is known later only."""
+    """The counts of private means, and all other counts; None for a number that depends on the run."""
     ours = {name: n for name, n in tally.fixed.items() if name.startswith(MARK)}
     later = [name for counts, _ in tally.scaled for name in counts if name.startswith(MARK)]
     if not (ours or later):

@@ -32,7 +32,7 @@ from fedstrata.core.fed import Exchange, Fed, Remember
 from fedstrata.core.types import Array, Integer, Key, Phase, PyTree, Real
 
 NOTHING = Channel()
-LATE = "late"  # where a client keeps what it was sent last, in buffered rounds
+LATE = "late"  # the key of a client's last message in its memory, in buffered rounds
 LEAST_SUM = 3  # clients in a sum that hides its terms
 
 
@@ -44,12 +44,12 @@ class Kept(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A state: the method's, and what channels keep at the server, by place.
+    """A state: the method's, and that of the channels at the server, by place.
 
     Attributes:
         own: the method's.
         bounds: of adaptive clipping.
-        heard: where uploads travel encoded, what the server has of each client, as that client has it.
+        heard: if uploads travel encoded, the server's copy of each client's reference.
         steps: of the server's optimisers.
         secret: two random words, which the noise depends on besides the seed; or None.
     """
@@ -62,7 +62,7 @@ class Joined(NamedTuple):
 
 
 class Turning(NamedTuple):
-    """The carry of loops: the number of exchanges in this round so far; the rest as of `Joined`."""
+    """The carry of loops: the number of exchanges in this round so far; the rest as in `Joined`."""
 
     turn: Array | None
     bounds: dict[str, Array]
@@ -71,15 +71,15 @@ class Turning(NamedTuple):
 
 
 class Sides(NamedTuple):
-    """What clients get besides the message; remote clients get it as a message.
+    """The values that clients get besides the message; remote clients get them as a message.
 
     Attributes:
         words: the data of a random key of this exchange, for the channel's random numbers.
         bound: an adaptive bound on the norm; otherwise a client takes the channel's constant.
         part: the client's part of the mean's noise, if clients share it.
-        here: of all clients, which ones answer.
-        asked: of all clients, which ones are asked.
-        own: the data of a key for noise, at a site one that the server does not know; None takes ``words``.
+        here: which of all clients answer.
+        asked: which of all clients are asked.
+        own: the data of a key for noise, which a site hides from the server; None takes ``words``.
     """
 
     words: Array
@@ -149,7 +149,7 @@ class Link:
         key: the random key of the channels in this round.
         channels: the channels that are not trivial, by place.
         levels: the level of every exchange, by place.
-        state: what the server keeps.
+        state: the state of the method and the channels.
         drops: the dropouts, or None.
         late: whether rounds are buffered.
         remembers: whether the clients' memory is `Kept`.
@@ -164,7 +164,7 @@ class Link:
         turn = jnp.zeros((), jnp.int32) if channels else None
         self.turning, self.secret = Turning(turn, state.bounds, state.heard, state.steps), state.secret
         self.position = 0
-        self.released: dict[str, tuple[Release, ...] | None] = {}  # what clients take of samples, by place
+        self.released: dict[str, tuple[Release, ...] | None] = {}  # the clients' means over samples, by place
 
     def repeat(
         self, loop: Callable[..., PyTree], times: Integer, body: counting.Body, carry: PyTree, until: Any
@@ -181,7 +181,7 @@ class Link:
         return carry
 
     def joined(self, own: PyTree) -> Joined:
-        """The method's state with what the server keeps."""
+        """The method's state with the channels' state at the server."""
         return Joined(own, *self.turning[1:], self.secret)
 
     def exchanged(self, fed: Fed, exchange: Exchange) -> PyTree:
@@ -255,7 +255,7 @@ class Link:
     def _decoded(
         self, fed: Fed, exchange: Exchange, channel: Channel, turn: Key, form: Floats, arrived: Any
     ) -> PyTree:
-        """The stack of uploads that a stack of payloads stands for."""
+        """The stacked uploads, decoded from stacked payloads."""
         adaptive = isinstance(channel.clip, Adaptive)
         (payloads, others), below = arrived if adaptive else (arrived, None)
         compress, clients, place = channel.compress, exchange.of, exchange.place
@@ -294,19 +294,19 @@ class Link:
         return turn
 
     def _hidden(self, turn: Key) -> Key:
-        """The key of an exchange's noise: clients know that of the exchange itself."""
+        """The key of an exchange's noise; clients know the exchange's own key."""
         for word in () if self.secret is None else self.secret:
             turn = jax.random.fold_in(turn, word)
         return turn
 
     def _differs(self, channel: Channel, fed: Fed) -> bool:
-        """Whether differences travel, which is needed too if the weights do not sum to one."""
+        """Whether differences travel; this is also needed if the weights do not sum to one."""
         return not channel.trivial or fed.present is not None or fed.drawn is not None or self.late
 
     def _sides(
         self, fed: Fed, exchange: Exchange, turn: Key, channel: Channel, bound: Any, part: Real
     ) -> Sides:
-        """What clients get; ``part`` is each one's part of the mean's noise, if they share it."""
+        """The values for clients; ``part`` is each one's part of the mean's noise, if they share it."""
         here = asked = None
         if fed.answering(exchange.of) is not None:
             here = fed.present
@@ -321,7 +321,7 @@ class Link:
             real(part) if together else None,
             here,
             asked,
-            # not the hidden key itself, by which a site that is sent this would know the server's noise
+            # not the hidden key itself: a site that receives this would know the server's noise
             None if channel.seeded else jax.random.key_data(jax.random.fold_in(self._hidden(turn), 5)),
         )
 
@@ -421,7 +421,7 @@ class Link:
 
 
 def payload(channel: Channel, upload: PyTree) -> PyTree:
-    """The shapes of what travels instead of an upload."""
+    """The shapes of the payload that travels instead of an upload."""
     assert channel.compress is not None
     numbers, compress = Floats(upload), channel.compress
     sent = [
@@ -454,7 +454,7 @@ def _compressed(
 def _followed(
     compress: Compressor, old: list[Array], found: list[Array], sizes: list[int]
 ) -> tuple[list[Array], list[Array]]:
-    """Of differences to what the server has of a client: what it makes of the upload, and then has."""
+    """The server's reconstruction of an upload from its copy and a difference, and its next copy."""
     whole = tree.add(old, found)
     if not compress.unbiased:
         return whole, whole
@@ -463,7 +463,7 @@ def _followed(
 
 
 def _last_sent(kept: list[Array], message: tuple[PyTree, ...]) -> tuple[tuple[PyTree, ...], list[Array]]:
-    """What a client was sent the last time, if it was, and what it remembers of this time."""
+    """A client's previous message (at first, the current one), and its new memory."""
     before, *old = kept
     new, form = jax.tree.flatten(message)
     sent = [jnp.where(before, a, b) for a, b in zip(old, new, strict=True)]

@@ -1,6 +1,6 @@
 """Robust means, which a few hostile uploads cannot move far.
 
-Each is a function of stacked uploads (n, d) and of n booleans, which uploads arrived. ``share`` is the
+Each is a function of stacked uploads (n, d) and of n booleans: whether each arrived. ``share`` is the
 fraction f/n of clients that may be hostile. Two optional steps before the mean reduce heterogeneity:
 
     mixing      every upload becomes the mean of its n − f nearest ones, itself included (Allouah et al. 2023)
@@ -93,7 +93,7 @@ class Mean(Robust):
 
 @lru_cache(maxsize=64)
 def _stages(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Batcher's network for n rows: by stage, with whom each is compared, whether it keeps the less."""
+    """Batcher's sorting network for n rows: by stage, each row's partner and whether it keeps the less."""
     partner: list[np.ndarray] = []
     less: list[np.ndarray] = []
     free = np.zeros(n, int)  # free: the first stage in which a row has no partner

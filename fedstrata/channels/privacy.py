@@ -176,7 +176,7 @@ class OfClients(Budget):
 
 
 def asked(given: Sequence[Channel], bare: str | None, delta: float) -> tuple[float, float | None]:
-    """δ, by default this one, and the budget or None, as the channels that are given say."""
+    """The δ (by default this one) and the budget, or None, of the given channels."""
     budget = min((c.epsilon for c in given if c.epsilon is not None), default=None)
     if budget is not None and bare is not None:
         raise ValueError(f"channel: epsilon={budget:g} cannot be kept: {bare}.")
@@ -230,7 +230,7 @@ def _epsilon(
 
 
 def epsilon_of(events: list[Any], mu2: float, delta: float, interval: float) -> float:
-    """ε of mechanisms together; without a draw they would be one Gaussian of μ²."""
+    """The ε of composed mechanisms; without subsampling they would be one Gaussian with μ²."""
     dp = accountant()
     from dp_accounting import pld
 

@@ -1,14 +1,14 @@
-"""What a run costs of a single sample's privacy: ε at a δ, for a sample that is there or not.
+"""The privacy accounting of single samples: ε at a given δ, for adding or removing one sample.
 
-A client's uploads are functions of noised means over its samples, so that whoever sees all uploads, the
-server included, learns no more than from these means. Means over the same draw of samples are one subsampled
+A client's uploads are functions of noised means over its samples, so anyone who sees all uploads, including
+the server, learns no more than from these means. Means over the same draw of samples are one subsampled
 Gaussian with 1/z² = Σ 1/z_k²; draws are independent, and compose:
 
     ε of  ⊕_draws  Poisson(b/n) ∘ Gaussian(z/√uses)  ⊕  Gaussian of all full batches
 
-Training and validation samples are apart, so ε is the larger of the two. It is that of the client with the
-fewest samples, whose samples are drawn most often. That clients are drawn in a round makes none of it
-smaller: the server knows who was. How many samples a client has is taken as known.
+Training and validation samples are disjoint, so ε is the larger of the two. It is the ε of the client with
+the fewest samples, whose samples are drawn most often. Drawing clients does not reduce ε, because the server
+knows who was drawn. The number of a client's samples counts as public.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from fedstrata.channels.channel import Channel
 from fedstrata.channels.privacy import INTERVAL, Budget, accountant, asked, epsilon_of, gaussian_epsilon
 from fedstrata.channels.sent import Sent
 
-# rate of the draw, μ² = Σ 1/z² of the means over it, and how many such draws there are
+# rate of the draw, μ² = Σ 1/z² of the means over it, and the number of such draws
 Draws = tuple[tuple[float, float, int], ...]
 
 
 @dataclass(frozen=True)
 class OfSamples(Budget):
-    """What the start and each round of a run cost; see the module.
+    """The privacy cost of the start and of each round of a run; see the module.
 
     Attributes:
         start, round: by part of the data, the draws before the first round and in each.
@@ -46,7 +46,7 @@ class OfSamples(Budget):
         cls, given: Sequence[Channel], channels: Mapping[str, Channel], found: Sequence[Sent],
         sizes: Mapping[str, np.ndarray],
     ) -> OfSamples:  # fmt: skip
-        """Of the channels of a run, those given and by place, and the clients' numbers of samples."""
+        """The cost for a run's channels, as given and by place, and the clients' numbers of samples."""
         spent: dict[str, dict[str, Counter[tuple[float, float]]]] = {"start": {}, "round": {}}
         bare = None
         for one in found:
@@ -80,13 +80,13 @@ class OfSamples(Budget):
         return any(rate < 1 for draws in every for rate, _, _ in draws)
 
     def epsilon(self, rounds: int) -> float:
-        """ε after so many rounds: the largest of the parts'."""
+        """The ε after some rounds: the largest of the parts of the data."""
         if self.bare is not None:
             return math.inf
         return max((self.of_part(part, rounds) for part in {**self.start, **self.round}), default=0.0)
 
     def of_part(self, part: str, rounds: int) -> float:
-        """ε of the training or the validation samples."""
+        """The ε of the training or the validation samples."""
         spent: Counter[tuple[float, float]] = Counter()
         for draws, times in ((self.start, 1), (self.round, rounds)):
             for rate, mu2, number in draws.get(part, ()):

@@ -28,8 +28,8 @@ class Sent(NamedTuple):
         times: the number of times per round; None if it is not known beforehand.
         per_sample: whether an upload has a number for every sample of a client.
         sent: shape and dtype of each array of the message.
-        releases: the means over samples that a client takes for it, where they are private; None where their
-            number depends on what happens.
+        releases: the means over samples that a client takes for it, if samples are private; None if their
+            number depends on the run.
     """
 
     program: str

@@ -1,11 +1,11 @@
 """Names for the points of a program: for random keys that are used once, also in loops.
 
 A loop's body is traced once, however often it runs, or more than once for a single run. So a number that is
-counted while tracing is neither unique nor reproducible. A `Spot` is both: which call it is among those of
-the innermost loop's body, the same of every loop around it, and the turns of these loops, which are traced.
+counted while tracing is neither unique nor reproducible. A `Spot` is both: the call's number in the innermost
+loop's body, the same for every loop around it, and the turns of these loops, which are traced.
 
-Loops and maps of JAX itself (`jax.lax.scan`, `jax.vmap`, `jax.grad`) are not known here: inside one, a spot
-would stand for many calls, and is refused.
+Loops and maps of JAX itself (`jax.lax.scan`, `jax.vmap`, `jax.grad`) are not tracked: inside one, a spot
+would stand for many calls, so it is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedstrata.support.tracing import transformation
 
 
 class Spot(NamedTuple):
-    """A point of a program: which call it is, in the loops around it too, and which turns of these."""
+    """A point of a program: the numbers of the call and of the loops around it, and their turns."""
 
     path: tuple[int, ...]
     turns: tuple[Any, ...]
@@ -78,7 +78,7 @@ def spot() -> Spot:
 
 
 def _next() -> tuple[Spot, bool]:
-    """The next point, and whether no loop of JAX's own is around it."""
+    """The next point, and whether it is outside of JAX's own loops."""
     here = _spot.get()
     if here is None:
         raise RuntimeError("spot() outside of spots().")
@@ -87,7 +87,7 @@ def _next() -> tuple[Spot, bool]:
 
 
 def _turning(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The body of a loop, whose turns are numbered."""
+    """A loop's body, with numbered turns."""
     at, known = _next()
 
     def turn(t: Any, *rest: Any) -> Any:

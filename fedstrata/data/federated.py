@@ -68,7 +68,7 @@ class Prepares(Protocol):
         """Prepare new data in the same way."""
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: what is placed is remembered with the object
+@dataclass(frozen=True, eq=False)  # compared by identity: placed data is kept with the object
 class FederatedData:
     """The clients' samples, and optionally validation, test and server data.
 
@@ -229,11 +229,11 @@ class FederatedData:
         extra: Sequence[str] = (),
         server: Any = None,
     ) -> FederatedData:
-        """From a data frame with a column that says whose row it is, or a data frame for each client.
+        """From one data frame with a column that names the client, or from a data frame for each client.
 
         A sample is ``{"x": features in float32, "y": label}``, a whole-number label in int32; ``test`` also
-        has ``client``, whose sample it is. Statistics are those of the training rows of the whole federation,
-        found from sums, and are kept: ``data.preparation.apply(new_frame)``.
+        has ``client``, the sample's client. Statistics are those of the training rows of the whole
+        federation, computed from sums, and are kept: ``data.preparation.apply(new_frame)``.
 
         Args:
             df: pandas, Polars, PyArrow or whatever narwhals reads; or a dict (or list) with a frame for each
@@ -245,18 +245,16 @@ class FederatedData:
             test_fraction: the fraction of each client's rows that goes into the pooled test data. Both are
                 stratified if the label has classes.
             seed: the random seed of these splits.
-            encode: whether words become features, one for each category (0 or 1), and a label that is a word
-                the number of its class, in sorted order. Otherwise words are an error that names their
-                columns.
-            impute: ``"mean"`` puts the federation's mean in the place of a missing value (the frequencies of
-                categories in that of a missing category). Otherwise missing values are an error that names
-                their columns.
+            encode: whether words become features, one for each category (0 or 1), and word labels become
+                class numbers, in sorted order. If False, words raise an error that names their columns.
+            impute: ``"mean"`` replaces a missing value with the federation's mean (a missing category with
+                the categories' frequencies). If None, missing values raise an error that names their columns.
             extra: columns that become further entries of a sample under their own names, such as a group for
-                `fedstrata.fairness`; numbers, and no features by default.
-            server: the server's own rows, for `Personalized`: a table like the clients', prepared as theirs.
+                `fedstrata.fairness`; they hold numbers, and by default are not features.
+            server: the server's own rows, for `Personalized`: a table like the clients', prepared so too.
 
         Raises:
-            DataError: for a column that is not there, is not numbers, or lacks values.
+            DataError: for a column that is missing, is not numeric, or lacks values.
 
         >>> rows = {"site": ["b", "a", "b"], "age": [50, 40, 60], "ill": [1, 0, 0]}
         >>> import pandas as pd
@@ -289,7 +287,7 @@ class FederatedData:
                 `fedstrata.data.FromFunction`, `fedstrata.data.FromDataset`, or your own, see
                 `fedstrata.data.source.Source`.
             valid: a source of the same clients' validation samples; by default the source's own, if it has
-                one. Likewise the others.
+                one. Likewise below.
             test: a pooled test set.
             server: data that the server itself holds.
             names: the clients' names.
@@ -375,7 +373,7 @@ class FederatedData:
 
     @cached_property
     def _starts(self) -> dict[str, np.ndarray]:
-        """Each client's offset by part; cached, as a stream needs it at every window."""
+        """Each client's offset by part; cached, because a stream needs it at every window."""
         return {name: offsets_of(sizes) for name, sizes in self.part_sizes.items()}
 
     @property
@@ -457,7 +455,7 @@ class FederatedData:
         return replace(self, augment=augment)
 
     def scaled(self, **scales: tuple[Any, Any]) -> FederatedData:
-        """Keep arrays as they are (in uint8, say), and show them to functions as ``(x − mean) / deviation``.
+        """Keep arrays in their dtype (uint8, say), and show them to functions as ``(x − mean) / deviation``.
 
         Samples of all parts are converted when they are drawn, in every engine: bytes take a quarter of the
         memory of floats, also on the device.
@@ -542,7 +540,7 @@ class FederatedData:
     def some(
         self, clients: np.ndarray, rows: int, samples: dict[str, int], groups: tuple[SizeGroup, ...]
     ) -> Placed:
-        """Some clients alone, on the host, in arrays of fixed shapes: one program serves any of them.
+        """Some clients' data on the host, in arrays of fixed shapes: one program serves any of them.
 
         Args:
             clients: their numbers, ascending.
@@ -615,7 +613,7 @@ class FederatedData:
         return [*found, *["from a source"] * (self.source is not None), *arrays]
 
 
-# What is placed lives as long as its data set: an entry goes when the object does.
+# Placed data lives as long as its data set: an entry is removed with the object.
 _placed: WeakKeyDictionary[FederatedData, dict[Hashable, Placed]] = WeakKeyDictionary()
 _lock = Lock()
 

@@ -35,7 +35,7 @@ def from_csv(
     extra: Sequence[str] = (),
     server: str | os.PathLike[str] | None = None,
 ) -> FederatedData:
-    """Federated data from CSV files with a header, a client per file, with the file's name.
+    """Federated data from CSV files with a header: one client per file, named after the file.
 
     Args:
         files: a pattern such as ``"site-*.csv"``, whose files are taken in sorted order, or a list of files.
@@ -45,7 +45,7 @@ def from_csv(
         test_fraction: the fraction of each client's rows that goes into the pooled test data.
         seed: the random seed of these splits.
         encode: whether words become features, one for each category.
-        impute: ``"mean"`` puts the federation's mean in the place of missing values. These five are as in
+        impute: ``"mean"`` replaces missing values with the federation's mean. These five are as in
             `FederatedData.from_dataframe`.
         missing: the cells that stand for a missing value.
         delimiter: the character between cells.
@@ -116,7 +116,7 @@ def read_csv(path: Path, missing: Collection[str] = MISSING, delimiter: str = ",
 
 def _column(name: str, entries: Sequence[str], missing: Collection[str]) -> np.ndarray:
     cells = [None if (cell := entry.strip()) in missing else cell for entry in entries]
-    plain = not any("_" in cell for cell in cells if cell)  # Python reads 1_000 as a number; nobody else does
+    plain = not any("_" in cell for cell in cells if cell)  # only Python reads 1_000 as a number
     for read in (int, float, _truth) if plain else (_truth,):
         with suppress(ValueError):
             return column_of(name, [None if cell is None else read(cell) for cell in cells])

@@ -109,7 +109,7 @@ def _whole(where: str, values: Any) -> type[np.integer[Any]]:
 
 
 def column_of(where: str, values: list[Any]) -> np.ndarray:
-    """A column of numbers if all entries are, else of words; None (or NaN) where one is missing."""
+    """A column of numbers if all entries are numbers, else of words; None (or NaN) for missing ones."""
     kept = [None if value is None or value != value else value for value in values]
     there = [value for value in kept if value is not None]
     whole = (bool, int, np.integer, np.bool_)
@@ -123,7 +123,7 @@ def column_of(where: str, values: list[Any]) -> np.ndarray:
 
 
 def _spread(values: np.ndarray, there: np.ndarray, dtype: Any) -> np.ndarray:
-    """The values where there is one, NaN elsewhere."""
+    """The values, with NaN for missing ones."""
     if there.all():
         return values.astype(dtype)
     column = np.full(len(there), np.nan)

@@ -11,12 +11,12 @@ from fedstrata.data.samples import by_name
 
 
 def flip_labels(data: FederatedData, clients: int, classes: int, label: str = "y") -> FederatedData:
-    """The data, where the first clients' training labels y became ``classes − 1 − y``.
+    """Return the data with the first clients' training labels y replaced by ``classes − 1 − y``.
 
     Args:
-        data: as it was.
-        clients: how many are hostile.
-        classes: K.
+        data: the clean data.
+        clients: the number of hostile clients.
+        classes: the number of classes.
         label: the name of the labels among a sample's entries.
 
     >>> import fedstrata as fs, numpy as np

@@ -14,7 +14,7 @@ def check_labels(data: FederatedData, classes: int | None = None, label: str = "
     """Return the data if all its labels are whole numbers in 0 … ``classes`` − 1 (None: from 0 on).
 
     Raises:
-        DataError: naming the first label that is not, and whose it is.
+        DataError: naming the first label that is not, and its client.
 
     >>> import numpy as np, fedstrata as fs
     >>> data = fs.FederatedData.from_clients([{"y": np.array([1, 2])}])

@@ -30,7 +30,7 @@ Rng = np.random.Generator
 Concentration = Annotated[float, Number("a finite number > 0 (the limit ∞ is IID())", 0.0, open_low=True)]
 
 _REDRAWS = 20  # Dirichlet draws before short clients are topped up
-_NAMED = 20  # classes that a legend has at most
+_NAMED = 20  # the most classes in a legend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Partitioner(abc.ABC):
 
         Raises:
             ValueError: If the arrays disagree in length, or there are fewer samples than clients.
-            KeyError: If the split needs an array that is not there.
+            KeyError: If the split needs an array that is missing.
         """
         total = _samples(arrays)
         Field.of(Count).check(str(self), "clients", clients)
@@ -290,7 +290,7 @@ class Shards(Partitioner):
                 f"only {total}; lower `per_client` or the number of clients."
             )
         _, members = _classes(arrays, label, "Shards")
-        order = rng.permutation(total)  # which of a class's samples come together is left to chance
+        order = rng.permutation(total)  # samples of one class come together at random
         cut = np.array_split(order[np.argsort(members[order], kind="stable")], shards)
         dealt = rng.permutation(shards).reshape(clients, self.per_client)
         return [np.concatenate([cut[shard] for shard in hand]) for hand in dealt]
@@ -298,15 +298,15 @@ class Shards(Partitioner):
 
 @dataclasses.dataclass(frozen=True)
 class FeatureShift(Partitioner):
-    """Labels alike, features not: samples of each class are sorted along a direction of the features.
+    """Feature shift with equal labels: samples of each class are sorted along a direction of the features.
 
         s = ⟨u, x⟩ + σ noise, both of deviation one;   client i of m gets the i-th m-th of each class by s
 
     With ``noise`` 0 the clients' features do not overlap along u, and noise → ∞ is the iid split. Classes are
-    shared out evenly, so that nothing but the features differs. A continuous label is one class.
+    shared out evenly, so that only the features differ. A continuous label is one class.
 
     Args:
-        noise: σ ≥ 0.
+        noise: the noise level σ ≥ 0.
         key: the array of features; u is drawn at random for it.
 
     >>> x = np.arange(8.0)[:, None]
@@ -343,7 +343,7 @@ class FeatureShift(Partitioner):
 
 @dataclasses.dataclass(frozen=True)
 class TwoLevel(Partitioner):
-    """Groups of clients (regions, say) that one rule makes, each divided among its clients by another.
+    """Groups of clients, such as regions: one rule makes them, another divides each among its clients.
 
         outer divides the samples among g groups;  inner divides each group among its clients
 
@@ -351,7 +351,7 @@ class TwoLevel(Partitioner):
     one.
 
     Args:
-        groups: g.
+        groups: the number g of groups.
         outer: the rule between groups.
         inner: the rule within a group.
 
@@ -382,7 +382,7 @@ class TwoLevel(Partitioner):
 
 
 def _apportion(room: np.ndarray, count: int) -> np.ndarray:
-    """``count`` in proportion to what room there is, in whole numbers that fit."""
+    """``count`` divided in proportion to the room that is left, in whole numbers that fit."""
     edges = np.rint(np.cumsum(room) * (count / max(1, room.sum()))).astype(np.int64)
     return np.diff(edges, prepend=0)
 

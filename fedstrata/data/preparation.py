@@ -5,8 +5,8 @@
     data.preparation.save("prepared.json")
     data.preparation.ledger              # the traffic that this needed
 
-Statistics are those of the whole federation, found from sums that clients can send without showing a sample,
-and of training samples alone. They are what scikit-learn finds on the pooled samples.
+Statistics are those of the whole federation's training samples, computed from sums that clients can send
+without revealing a sample. They equal scikit-learn's on the pooled samples.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class Preparation:
     steps: tuple[Step, ...]
 
     def apply(self, raw: Any) -> Sample:
-        """Prepare new data as the samples were.
+        """Prepare new data like the samples.
 
         Args:
-            raw: what the first step began with: a data frame, a dict of columns or a CSV file where the data
-                came from a table (the label may be missing), else a dict of arrays.
+            raw: the input of the first step: a data frame, a dict of columns or a CSV file if the data came
+                from a table (the label may be missing), else a dict of arrays.
         """
         for step in self.steps:
             raw = step.apply(raw)
@@ -161,7 +161,7 @@ def standardize(
     Args:
         data: federated data; or a list with a dict of arrays per client, in which a NaN is a missing value.
         of: the names of the arrays.
-        impute: ``"mean"`` puts the federation's mean in the place of missing values.
+        impute: ``"mean"`` replaces missing values with the federation's mean.
 
     Raises:
         DataError: if an array is absent, does not hold numbers, or lacks values while ``impute`` is None.
@@ -204,7 +204,7 @@ def _scaling(clients: Sequence[PyTree], of: Sequence[str], impute: Impute) -> Sc
         traffic += counts
         squares = sum(np.nansum((array - mean[name]) ** 2, axis=0) for array in arrays)
         deviation[name] = np.sqrt(squares / sum(len(array) for array in arrays))
-        # A constant whose mean was rounded has a deviation that is rounding alone.
+        # The deviation of a constant is rounding error alone, if its mean was rounded.
         noise = 10 * np.finfo(float).eps * np.abs(mean[name])
         deviation[name] = np.where(deviation[name] > noise, deviation[name], 1.0)
         traffic += exchange(len(clients), mean[name].size, mean[name].size)

@@ -128,7 +128,7 @@ def flattened(clients: Sequence[PyTree], what: str) -> tuple[PyTree, np.ndarray]
     clients = list(clients)
     if not clients:
         raise DataError(f"The list of {what}s is empty. Give a list with one pytree of arrays per client.")
-    # Another library's container is not to be iterated sample by sample, so it is looked at first.
+    # Another library's container must not be iterated sample by sample, so it is converted first.
     clients = [c if type(c) in _OURS else unwrapped(c, f"{what} {i}") for i, c in enumerate(clients)]
     if (found := _joined(clients, what)) is None:
         clients = [unwrapped(client, f"{what} {i}") for i, client in enumerate(clients)]

@@ -56,7 +56,7 @@ def _each(make: Callable[[Any], Any], value: Any) -> Any:
     return None if value is None else make(value)
 
 
-# What JSON does not tell: which of its lists are arrays, and which are words.
+# JSON does not say which of its lists are arrays, and which are words.
 MADE: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("fill", "mean", "deviation"), partial(_each, partial(np.asarray, dtype=np.float64))),
     **dict.fromkeys(("columns", "categories", "classes"), partial(_each, tuple)),

@@ -1,4 +1,4 @@
-"""Arrays that are converted when samples are drawn, and stay bytes wherever they are kept.
+"""Arrays that are stored as bytes and converted when samples are drawn.
 
 A `Scaled` takes the place of an array in a pytree of samples. Code that keeps, copies or fetches samples sees
 the bytes, as `jax.tree.map` does; code that hands them to a user's function calls

@@ -76,7 +76,7 @@ def taken(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     found = np.empty((len(rows), *array.shape[1:]), array.dtype)
 
     def take(part: slice) -> None:
-        # "raise", which looks at the rows first, would take them into a buffer of its own
+        # mode="raise" checks the rows first, and would use another buffer for them
         np.take(array, rows[part], axis=0, out=found[part], mode="clip")
 
     by_rows(take, found)

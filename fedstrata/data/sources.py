@@ -24,7 +24,7 @@ class FromFunction:
         function: ``function(i)`` returns client i's samples, a pytree of arrays with ``sizes[i]`` rows. It is
             called from another thread, and more than once for a client.
         form: one sample, as a pytree of `jax.ShapeDtypeStruct`; None asks for client 0.
-        name: identifies the data, so that a resumed run can tell that it is the same.
+        name: identifies the data, so that a resumed run can recognise it.
 
     >>> import numpy as np, fedstrata as fs
     >>> source = fs.data.FromFunction([1, 2, 3], lambda i: {"x": np.full(i + 1, i)})

@@ -6,7 +6,7 @@
 
 A program has fixed shapes, so a mean over all samples of a client needs a `capacity` that is known when it is
 traced. Clients of like size are therefore grouped: each group runs with the capacity of its largest member,
-and a full pass costs about what its samples cost, whatever the spread of sizes. Where all sizes are equal
+and a full pass costs about as much as its samples, whatever the spread of sizes. If all sizes are equal,
 there is one group, and the flat arrays are a stack of clients' arrays that need no look-up.
 """
 
@@ -33,11 +33,11 @@ from fedstrata.support.points import wrapping
 
 Found = TypeVar("Found")
 
-NOBODY = 2**31 - 1  # the number of a client that fills up an array
+NOBODY = 2**31 - 1  # the number of a client that pads an array
 PADDING = 1.5  # rows for each real one up to which clients stay in one group
 FEW = 64  # clients, up to which a sample's client is found by comparing it with each one's first sample
 JOINED = 1.2  # the same, up to which groups of like sizes are joined again
-LARGE = 2**22  # bytes of an array from which threads are quicker
+LARGE = 2**22  # bytes of an array from which threads are faster
 ALIGNED = 64  # bytes
 LAUNCH = 2**22  # numbers of padding that an accelerator reads in the time in which it starts one more group
 
@@ -80,7 +80,7 @@ class FlatSamples:
 
     @property
     def rows(self) -> int:
-        """The number of clients, with those that only fill up a mesh."""
+        """The number of clients, including those that pad a mesh."""
         return self.sizes.shape[0]
 
     def client(self, index: Integer, capacity: int) -> Samples:
@@ -125,12 +125,12 @@ class Placed:
     Attributes:
         training, validation: the clients' samples; ``validation`` is None if they have none.
         test, server: as in `FederatedData`.
-        order: the clients by size, in which `groups` are consecutive; None where there is one group.
-        clients: how many there are.
+        order: the clients by size, in which `groups` are consecutive; None if there is one group.
+        clients: the number of clients.
         groups: clients of like size.
-        ids: where only some clients are here, which, ascending; arrays then have a row for each of these.
-        total: how many training samples all clients have, where some are not here.
-        every: how many each of them has, where some are not here and clients are drawn by size.
+        ids: if only some clients are placed, their numbers, ascending; arrays then have a row for each.
+        total: the number of training samples of all clients, if only some are placed.
+        every: each client's number of training samples, if only some are placed and they are drawn by size.
     """
 
     training: FlatSamples
@@ -224,7 +224,7 @@ class Placed:
         return sizes / sizes.sum()
 
     def each_client(self, function: Function, *own: PyTree, block: int | None = None) -> PyTree:
-        """``function(client, *its slices of own)`` of every client, stacked; so many at once, or all."""
+        """``function(client, *its slices of own)`` of every client, stacked; ``block`` at once, or all."""
         one = jax.vmap(lambda index, *own: function(self.client(index), *own))
         if block is None or block >= self.clients:
             return one(jnp.arange(self.clients), *own)
@@ -235,7 +235,7 @@ class Placed:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[: self.clients], found)
 
     def distances(self, project: Projection, x: PyTree) -> Array:
-        """How far x is from every client's set."""
+        """The distance of x from every client's set."""
         return self.each_client(lambda client: project.distance(x, client))
 
     def sample_shares(self, shares: Array, part: str = "train") -> Array:
@@ -246,10 +246,10 @@ class Placed:
             return jnp.repeat(each, of.sizes, total_repeat_length=length)
         samples, ends = jnp.arange(length)[:, None], jnp.append(of.offsets[1:], length)
         member = (samples >= of.offsets) & (samples < ends)  # of one client each: the sum is exact
-        return jnp.where(member, each, 0).sum(1)  # compiles in a fraction of it
+        return jnp.where(member, each, 0).sum(1)  # compiles in a fraction of the time
 
     def part(self, name: str) -> FlatSamples:
-        """The training or, where there are any, the validation samples."""
+        """The training samples or, if there are any, the validation samples."""
         return self.training if name == "train" or self.validation is None else self.validation
 
     def mean(
@@ -346,7 +346,7 @@ def groups_of(
     parts = np.split(order, np.flatnonzero(np.diff(octave)) + 1)
     caps = np.maximum.accumulate([valid[p].max() for p in parts])  # a later group suffices for an earlier one
     groups = [SizeGroup(len(p), int(sizes[p].max()), int(v)) for p, v in zip(parts, caps, strict=True)]
-    # Each group is a copy of the phase to compile: the cheapest to join are joined while little is lost.
+    # Each group compiles a copy of the phase, so groups are joined, the cheapest first, while little is lost.
     allowed = max(1.02 * _rows(groups), JOINED * real)
     while len(groups) > 1:
         joined = [[*groups[:g], _join(*groups[g : g + 2]), *groups[g + 2 :]] for g in range(len(groups) - 1)]

@@ -1,14 +1,14 @@
 """A folder of plain arrays from which clients' samples are read as they are needed.
 
-    index.json       what there is: parts, arrays (file, dtype, shape, sha256 of their bytes), names
-    train.sizes.npy  how many samples each client has
+    index.json       the contents: parts, arrays (file, dtype, shape, sha256 of their bytes), names
+    train.sizes.npy  the number of samples of each client
     train.x.npy      the samples of all clients, one client after the other, an array for each leaf
-    valid.…          likewise, where clients have validation samples
-    test.…, server.… pooled samples, where there are any; no sizes
+    valid.…          likewise, if clients have validation samples
+    test.…, server.… pooled samples, if there are any; no sizes
 
-The arrays are NumPy's own `.npy` files, so that anything can read them; here they are mapped into memory, and
-only what is asked for is read. A store is written (`fedstrata.data.store_writing`) beside its place and then
-moved there: it is whole, or it is not there. What was `scaled` is written in the bytes in which it is kept.
+The arrays are NumPy's own `.npy` files, so that anything can read them; they are mapped into memory, and only
+the requested samples are read. A store is written (`fedstrata.data.store_writing`) beside its place and then
+moved there: it is complete or absent. `scaled` arrays are written in the bytes that are kept.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _File:
         return [0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """Some rows; now and then the system gets back the pages that were read."""
+        """Some rows; now and then, the pages that were read are returned to the system."""
         found = taken(self.array, rows)
         self.read[0] += found.nbytes
         if self.read[0] > KEPT and hasattr(mmap, "MADV_DONTNEED"):

@@ -37,7 +37,7 @@ def write_store(
     Args:
         folder: the folder; it must not exist, unless ``overwrite``.
         clients: federated data; or each client's samples, as in `FederatedData.from_clients`. A generator is
-            written as it goes, so that they need not fit into memory.
+            consumed step by step, so that the samples need not fit into memory.
         valid: each client's validation samples.
         test: a pooled test set.
         server: data that the server itself holds.
@@ -45,7 +45,7 @@ def write_store(
         overwrite: whether to replace an existing store.
 
     Raises:
-        DataError: for samples that do not fit together, or a folder that is there already.
+        DataError: for samples that do not fit together, or a folder that exists already.
 
     >>> import numpy as np, tempfile, fedstrata as fs
     >>> with tempfile.TemporaryDirectory() as place:

@@ -1,4 +1,4 @@
-"""Tables of clients become federated data: columns features, words categories, gaps means of the federation.
+"""Federated data from clients' tables: columns become features, words categories, and gaps means.
 
 A column is an array with an entry per row: numbers (NaN where one is missing), or objects that are words
 (None where one is missing). `fedstrata.data.frames` makes such columns of data frames,
@@ -25,8 +25,8 @@ from fedstrata.support.words import suggest
 
 Columns = Mapping[str, np.ndarray]
 _SHOWN = 8  # names that an error lists
-_STEPS = 1000  # that float32 is to tell apart between a feature's least and largest value
-_FEW = 20  # rows of which each may have a category of its own
+_STEPS = 1000  # that float32 must resolve between a feature's least and largest value
+_FEW = 20  # rows up to which each may have its own category
 _DATE = re.compile(r"(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2}(\d{2})?)([T ].*)?")
 
 
@@ -57,10 +57,10 @@ class Encoding:
     Attributes:
         columns: the features' columns, in order.
         label: the label's column, or None.
-        categories: of each column of words, its categories; each is a feature, 1 where it holds.
-        classes: where the label is a word: class c is the c-th of them.
-        fill: of each feature what stands in for a missing value, or None where none may be missing.
-        traffic: what travelled to find this.
+        categories: the categories of each column of words; each is a feature, 1 if it holds.
+        classes: the words of the label, if it is a word: class c is the c-th of them.
+        fill: each feature's replacement for a missing value, or None if none may be missing.
+        traffic: the traffic that this needed.
     """
 
     columns: tuple[str, ...]
@@ -81,7 +81,7 @@ class Encoding:
         )
 
     def apply(self, raw: Any) -> Sample:
-        """The samples of a data frame, a dict of columns or a CSV file; ``y`` where the label is there."""
+        """The samples of a data frame, a dict of columns or a CSV file; ``y`` if the label is present."""
         from fedstrata.data.files import read_csv
         from fedstrata.data.frames import table_of
 
@@ -119,10 +119,10 @@ class Encoding:
         return block
 
     def complete(self, x: np.ndarray, who: str) -> np.ndarray:
-        """The features in float32, with nothing missing.
+        """The features in float32, without missing values.
 
         Raises:
-            DataError: if a value is missing and nothing stands in for it.
+            DataError: if a value is missing and has no replacement.
         """
         gaps = np.isnan(x)
         if not gaps.any():
@@ -295,7 +295,7 @@ def _like_others(table: ClientTable, tables: Sequence[ClientTable], wanted: Sequ
 
 
 def _words(tables: Sequence[ClientTable], chosen: Sequence[str], label: str, encode: bool) -> list[str]:
-    """The columns that hold words; raises if they may not."""
+    """The columns that hold words; raises if words are not allowed."""
     found: dict[str, str] = {}
     for column in (*chosen, label):
         for table in tables:
@@ -331,7 +331,7 @@ def _words(tables: Sequence[ClientTable], chosen: Sequence[str], label: str, enc
 def _categories(
     tables: Sequence[ClientTable], words: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Counter[str]]:
-    """The union of the clients' categories, of all their rows: a vocabulary tells nothing of the test."""
+    """The union of the clients' categories, over all rows: a vocabulary reveals nothing about the test."""
     if not words:
         return {}, Counter()
     by_client = [{c: sorted(set(t.columns[c][~_missing(t.columns[c])])) for c in words} for t in tables]
@@ -349,7 +349,7 @@ def _categories(
 
 
 def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]) -> None:
-    """Warn of a column that is words by accident: numbers with a few words among them, names, texts."""
+    """Warn of columns that hold words by accident: numbers with a few words among them, names, texts."""
     rows = sum(int((~_missing(table.columns[column])).sum()) for table in tables)
     other = [word for word in categories if not _reads_as_number(word)]
     if 0 < 2 * len(other) <= len(categories):
@@ -368,7 +368,7 @@ def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]
 
 
 def _size(lists: Mapping[str, Sequence[str]]) -> int:
-    """Bytes of words, each with an end."""
+    """The bytes of words, each with a terminator."""
     return sum(len(word.encode()) + 1 for words in lists.values() for word in words)
 
 
@@ -409,7 +409,7 @@ def _split(
     rng: np.random.Generator,
     who: str,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The rows of training, validation and test, in order; of each class its share, to within one."""
+    """The rows of training, validation and test, in order, stratified by class to within one."""
     rows = len(labels)
     order = rng.permutation(rows)
     if labels.dtype.kind != "f":
@@ -473,7 +473,7 @@ def _first(values: np.ndarray) -> Any:
 
 
 def _odd(values: np.ndarray) -> tuple[Any, int]:
-    """The first entry that is not a number, and its row; where all are numbers, the first of them."""
+    """The first entry that is not a number, and its row; if all are numbers, the first of them."""
     there = [(value, row) for row, value in enumerate(values) if value is not None]
     return next((pair for pair in there if not _reads_as_number(pair[0])), there[0])
 

@@ -135,11 +135,11 @@ def of_functions(
     return Model(start, apply, loss, decide, correct, labels, metrics, probabilities)
 
 
-SEEN: ContextVar[list[Any] | None] = ContextVar("SEEN", default=None)  # the inputs of models, while asked for
+SEEN: ContextVar[list[Any] | None] = ContextVar("SEEN", default=None)  # the inputs of models, while recorded
 
 
 def recorded(apply: Callable[[PyTree, Any], Any]) -> Callable[[PyTree, Any], Any]:
-    """The scores, which tell `SEEN` of which input they are: a sample's own, or one made of it."""
+    """The scores, whose input is recorded in `SEEN`: the sample's own, or one computed from it."""
 
     @functools.wraps(apply)
     def scores(x: PyTree, u: Any) -> Any:
@@ -151,7 +151,7 @@ def recorded(apply: Callable[[PyTree, Any], Any]) -> Callable[[PyTree, Any], Any
 
 
 def constructor(function: Callable[P, Model]) -> Callable[P, Model]:
-    """Return the same model for the same arguments, and let it know them.
+    """Return the same model for the same arguments, and store them with it.
 
     A model's loss has it as its ``model``, so that the result of a problem made of the loss can predict.
     """

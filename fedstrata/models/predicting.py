@@ -23,11 +23,11 @@ from fedstrata.models.model import SEEN, Model
 from fedstrata.models.registry import MODELS
 
 PREPARED = "prepared.json"
-DEPTH = 6  # of functions in functions, in which a model is looked for
+DEPTH = 6  # of nested functions in which a model is searched for
 
 
 class Predictor(NamedTuple):
-    """A model, its parameters and where a result has them, and how new data is prepared for it."""
+    """A model, its parameters and their place in a result, and the preparation of new data."""
 
     model: Model
     parameters: PyTree
@@ -35,7 +35,7 @@ class Predictor(NamedTuple):
     preparation: Any = None
 
     def predict(self, new: Any) -> np.ndarray:
-        """Labels (the words that the table had) or numbers."""
+        """Labels (words, if the table had words) or numbers."""
         found = self._applied(self.model.predict, new)
         classes = self.classes
         return found if classes is None else np.array(classes)[found]
@@ -54,11 +54,11 @@ class Predictor(NamedTuple):
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of the classes, where the label was a word."""
+        """The names of the classes, if the label was a word."""
         return None if self.preparation is None else self.preparation.classes
 
     def inputs(self, new: Any) -> Any:
-        """The inputs: arrays as they are; tables and dicts of arrays as the training data was made."""
+        """The inputs: arrays unchanged; tables and dicts of arrays prepared like the training data."""
         if isinstance(new, np.ndarray | jax.Array):
             return new
         if self.preparation is not None:
@@ -72,10 +72,10 @@ class Predictor(NamedTuple):
 
 
 def find(problem: Problem | None, data: Any, x: PyTree, y: PyTree) -> Predictor | None:
-    """The model that a problem's functions use, and the variable that has its parameters: by their shapes.
+    """The model in a problem's functions, and the variable with its parameters, found by their shapes.
 
-    None where a function gives the model other inputs than the samples have, features that it changes: the
-    model alone would predict something else.
+    None if a function gives the model changed features instead of the samples' own: the model alone would
+    predict something else.
     """
     sample = _sample(data)
     for level in () if problem is None or sample is None else problem.levels:
@@ -88,7 +88,7 @@ def find(problem: Problem | None, data: Any, x: PyTree, y: PyTree) -> Predictor 
 
 
 def _sample(data: Any) -> Any:
-    """A sample as losses see it; None where the samples are elsewhere, or are not ``{"x": …}``."""
+    """A sample as losses see it; None if the samples are not in memory, or not ``{"x": …}``."""
     if not isinstance(data, FederatedData) or data.source is not None or "x" not in by_name(data.train):
         return None
     return jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), data.client(0))
@@ -106,7 +106,7 @@ def _as_it_is(level: Level, x: PyTree, y: PyTree, sample: PyTree) -> bool:
     token = SEEN.set(inputs)
     try:
         jax.eval_shape(traced, level.args(x, y), sample)
-    except (TypeError, ValueError):  # it reads a batch, or what another level returns
+    except (TypeError, ValueError):  # it reads a batch, or another level's value
         return False
     finally:
         SEEN.reset(token)
@@ -123,7 +123,7 @@ def _shapes(tree: PyTree) -> Any:
 
 
 def _models(thing: Any, depth: int, seen: set[int]) -> Iterator[Model]:
-    """The models in a function: its own, and those in what it closes over, calls or is a partial form of."""
+    """The models in a function: its own, and those in its closure, its globals or its partial's function."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -161,14 +161,14 @@ def save(predictor: Predictor | None, preparation: Any, folder: Path) -> dict[st
     try:
         if preparation is not None:
             preparation.save(folder / PREPARED)
-    except (AttributeError, DataError):  # of another library, or with a step of the user's own
+    except (AttributeError, DataError):  # of another library, or with a user's own step
         lost = True
     if lost or predictor is None or predictor.model.recipe is None:
         return None
     name, arguments = predictor.model.recipe
     try:
         plain = json.loads(json.dumps(arguments))
-    except TypeError:  # a loss of the user's own
+    except TypeError:  # a user's own loss
         return None
     prepared = preparation is not None
     return {"name": name, "arguments": plain, "place": predictor.place, "prepared": prepared}
@@ -180,6 +180,6 @@ def load(kept: dict[str, Any], x: PyTree, y: PyTree, folder: Path) -> Predictor:
     preparation = Preparation.load(folder / PREPARED) if kept["prepared"] else None
     model = MODELS[kept["name"]](**given)
     its, structure = jax.tree.flatten(model.init(0))
-    # a file has a lifted variable as the list of its leaves, of which the model's come first
+    # a file stores a lifted variable as the list of its leaves; the model's come first
     leaves = jax.tree.leaves(y if kept["place"] == "y" else x)[: len(its)]
     return Predictor(model, jax.tree.unflatten(structure, leaves), kept["place"], preparation)

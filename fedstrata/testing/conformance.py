@@ -69,7 +69,7 @@ def check_method(case: Case, engine: str | Engine | None = "sharded") -> None:
     real = {name: 0.9 * value for name, value in vars(case.method).items() if isinstance(value, float)}
     other = dataclasses.replace(case.method, **real)
     case.run(rounds=case.rounds + 2, eval_every=2, seed=3, method=other)
-    assert kept() == programs, f"{case.name}: other numbers compiled another program"
+    assert kept() == programs, f"{case.name}: new values of the numbers compiled another program"
     adds_up(case, whole)
     gathered = "replies" if whole.ledger.gathers else "averages"
     assert case.method.reveals_on(case.problem) == gathered, f"{case.name} reveals {gathered}"
@@ -93,7 +93,7 @@ def assert_same(a: Result, b: Result, name: str, exact: bool = False) -> None:
         for u, v in zip(one, other, strict=True):
             assert u.dtype == v.dtype, f"{name}: {what} is {u.dtype}, not {v.dtype}"
             np.testing.assert_allclose(u, v, rtol, atol, err_msg=f"{name}: {what}")
-    assert a.history.keys() == b.history.keys(), f"{name}: other metrics"
+    assert a.history.keys() == b.history.keys(), f"{name}: the metrics differ"
     for metric in a.history.keys() - {"seconds"}:
         u, v = a.history[metric], b.history[metric]
         np.testing.assert_allclose(u, v, rtol, atol, err_msg=f"{name}: {metric}")
