@@ -1,8 +1,7 @@
 """Methods on real sites: the same text at a server and at sites, and only numbers between them.
 
-`Network` is the engine; its sites are in this process, or elsewhere behind a `Transport`. Nothing here needs
-more than the package itself but `grpc_server`, `grpc_site` and `kits` (the extra ``fedstrata[network]``),
-and `flare` (``fedstrata[flare]``).
+`Network` is the engine; its sites are in this process, or elsewhere behind a `Transport`. Only `grpc_server`,
+`grpc_site` and `kits` need an extra, ``fedstrata[network]``, and `flare` needs ``fedstrata[flare]``.
 """
 
 from __future__ import annotations

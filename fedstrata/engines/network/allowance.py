@@ -1,8 +1,8 @@
 """A site's own privacy budget for its samples, over all runs, on its own disk.
 
-A site with an allowance books the cost of each answer before it sends it, by its own text and its own
-numbers of samples, and refuses what would exceed the allowance, whatever the server asks. What has no noise
-of the site's own has no ε, and is refused: metrics too, which are computed without noise.
+A site with an allowance books the cost of each answer before sending it, from its own text and its own
+numbers of samples, and refuses any request that would exceed the allowance. An answer without the site's own
+noise has no ε and is refused, also a metric, which is computed without noise.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fedstrata.support.sealed import UNSEALED, is_whole, sealed
 from fedstrata.support.writing import write_atomically
 
 WHOLE = "clients"  # the part under which noise for whole clients is booked
-Costs = Mapping[str, Counter[tuple[float, float]]]  # by part of the data: (rate, μ²) → how many draws
+Costs = Mapping[str, Counter[tuple[float, float]]]  # by part of the data: (rate, μ²) → the number of draws
 
 
 class Allowance:
     """A budget of privacy.
 
     Args:
-        file: where what is spent is kept; it outlives runs, and is begun where there is none.
-        epsilon, delta: what may be spent, of one sample; and of one client, where noise hides these.
+        file: stores the spent budget; it outlives runs, and is created if it does not exist.
+        epsilon, delta: the budget of one sample; and of one client, if the noise hides clients.
     """
 
     def __init__(self, file: Path, epsilon: float, delta: float) -> None:
@@ -61,28 +61,28 @@ class Allowance:
                 f"({self.epsilon():.3g} are spent)."
             )
         plain = {part: [[q, mu2, n] for (q, mu2), n in draws.items()] for part, draws in after.items()}
-        # On disk before the answer goes out: after a kill, nothing that was sent is free again.
+        # On disk before the answer is sent: even if the process is killed, everything sent has been booked.
         write_atomically(self.file, sealed(json.dumps({"spent": plain, "sha256": UNSEALED}).encode()))
         self.spent = after
 
     def epsilon(self) -> float:
-        """What is spent so far."""
+        """The ε spent so far."""
         return _epsilon(self.spent, self.delta)
 
     def _within(self, after: Costs) -> bool:
-        # An ε with draws takes long: that of more of them, which serves for many answers, is tried first.
+        # An ε with draws takes long: the ε of more draws, which is valid for many answers, is tried first.
         ahead = {part: Counter({k: _ahead(n) for k, n in draws.items()}) for part, draws in after.items()}
         return _epsilon(ahead, self.delta) <= self.most or _epsilon(after, self.delta) <= self.most
 
 
 def _ahead(n: int) -> int:
-    """The next number of two digits that are not zero."""
+    """The number rounded up to two significant digits."""
     unit = 10 ** max(len(str(n)) - 2, 0)
     return -(-n // unit) * unit
 
 
 def _epsilon(spent: Costs, delta: float) -> float:
-    """The largest over the parts: a sample is in one of them, and in a client that noise hides as a whole."""
+    """The largest ε of the parts: a sample is in one of them, and in a client that noise hides as a whole."""
     whole = spent.get(WHOLE, Counter())
     parts = [draws + whole for part, draws in spent.items() if part != WHOLE] or [whole]
     return max(
@@ -93,16 +93,16 @@ def _epsilon(spent: Costs, delta: float) -> float:
 def costs_of(
     channel: Channel | None, found: tuple[Release, ...] | None, sizes: Mapping[str, np.ndarray], whole: bool
 ) -> Costs:
-    """What an answer costs.
+    """The privacy cost of an answer.
 
     Args:
-        channel: what happens to it.
-        found: the means over samples that it takes.
-        sizes: of the site's clients, by part of the data.
-        whole: whether all of its numbers are such that noise is added to them.
+        channel: the channel of the answer.
+        found: the means over samples that it contains.
+        sizes: the sizes of the site's clients, by part of the data.
+        whole: whether noise is added to all of its numbers.
 
     Raises:
-        SiteRefused: if it has no noise of the site's own.
+        SiteRefused: if it lacks the site's own noise.
     """
     if channel is not None and channel.examples is not None and channel.examples.noise and found is not None:
         examples: Any = channel.examples

@@ -1,4 +1,4 @@
-"""What all who answer a server have in common: every message has a reply, and is accounted for."""
+"""The base of parties that answer a server: every message gets a reply and an entry in the account."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ Around = Callable[[Header], AbstractContextManager[Any]]
 
 
 class Ended(Exception):
-    """The server has said that nothing more will be asked."""
+    """The server has announced that it will send no more requests."""
 
 
 class Party(ABC):
-    """Who answers a server.
+    """A party that answers a server.
 
     Args:
-        audit: its account of what it was asked.
+        audit: its account of the requests.
         around: a context in which a request with this header is answered.
 
     Attributes:
-        answered: how many requests were answered.
-        heard: when the last one came.
-        showed: what the server got in the last answer to an exchange, for the account.
+        answered: the number of answered requests.
+        heard: the time of the last request.
+        showed: for the account, the content of the last answer to an exchange.
     """
 
     def __init__(self, audit: Audit | None, around: Around = nullcontext) -> None:
@@ -51,10 +51,10 @@ class Party(ABC):
         """Answer one request."""
 
     def answer(self, message: bytes, limit: int = wire.LIMIT) -> bytes:
-        """A reply to whatever comes.
+        """The reply to any message.
 
         Raises:
-            Ended: when the server says so.
+            Ended: if the server ends the experiment.
         """
         self.heard = time.monotonic()
         number: int | None = None
@@ -67,22 +67,22 @@ class Party(ABC):
                 reply, leaves = self.call(header, arrays)
             self.answered += 1
             showed = {"shows": self.showed} if self.showed and header["op"] == "exchange" else {}
-            # Before the reply is sent: what a site has shown is in its account, even if the line then breaks.
+            # Before the reply is sent, so that the account contains it even if the connection then breaks.
             self._account("answered", header, arrays, up=numbers(leaves), **showed)
             return wire.pack({**reply, "seq": number}, leaves, limit)
         except Ended:
             raise
-        # These two have words that were written for the server to read.
+        # These two have messages that are meant for the server.
         except (SiteRefused, wire.WireError) as error:
             log.warning("refused: %s", error)
             event, words, why = "refused", str(error), str(error)[:200]
         except Exception as error:
-            # The words of another exception may hold samples: neither the server nor a log gets them.
+            # Messages of other exceptions may contain samples: neither the server nor a log gets them.
             log.error("failed: %s", placed(error))
             log.debug("the exception's words", exc_info=error)
             event, why = "failed", type(error).__name__
             words = f"{why}; the site's log says more"
-        with suppress(SiteRefused):  # who is refused learns nothing
+        with suppress(SiteRefused):  # a refused peer learns nothing
             self._account(event, header, arrays, why=why)
         return wire.pack({"seq": number, "error": words[:500]}, [], limit)
 
@@ -97,7 +97,7 @@ class Party(ABC):
 
 
 def placed(error: BaseException) -> str:
-    """The type of an exception, and through which lines it came."""
+    """The type of an exception, and the lines of its traceback."""
     frames = traceback.extract_tb(error.__traceback__)[-5:]
     places = ", ".join(f"{Path(f.filename).name}:{f.lineno} in {f.name}" for f in frames)
     return f"{type(error).__name__} ({places})"

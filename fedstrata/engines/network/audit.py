@@ -1,10 +1,10 @@
-"""An account of what a party did: lines of JSON, each with the hash of the one before it.
+"""A party's account of its actions: lines of JSON, each with the hash of the previous one.
 
     hash_n = SHA-256(hash_{n−1} ‖ line n without its hash),   hash_0 = 64 zeros
 
-Whoever changes, removes or inserts a line in the middle breaks the chain from there on; cutting lines off the
-end shows beside another party's account (`compare`), or beside a signed manifest that names the last hash.
-Lines hold names, counts and digests, never numbers of a message or of a sample.
+Changing, removing or inserting a line breaks the chain from there on. Lines that were cut off the end are
+found by comparison with another party's account (`compare`) or with a signed manifest that names the last
+hash. Lines hold names, counts and digests, never numbers of a message or a sample.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Audit:
     """One party's account, an append-only file.
 
     Args:
-        file: where it is; a new one begins where there is none.
-        party: whose it is.
+        file: its file; created if it does not exist.
+        party: the party's name.
 
     Attributes:
-        answered: how many exchanges were answered, in all runs.
+        answered: the number of answered exchanges, in all runs.
     """
 
     def __init__(self, file: Path, party: str) -> None:
@@ -49,10 +49,10 @@ class Audit:
         self.answered = sum(map(_answered, entries))
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line; it is on its way to the disk when this returns.
+        """Add a line; it has been handed to the system when this returns.
 
         Raises:
-            OSError: if it cannot be written; the account is then as it was.
+            OSError: if it cannot be written; the account is then unchanged.
         """
         with self._lock:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
@@ -68,10 +68,10 @@ def _answered(entry: Mapping[str, Any]) -> bool:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """All whole lines of an account, checked; its party may be writing the next.
+    """All complete lines of an account, checked; its party may be writing the next.
 
     Raises:
-        AuditError: if a line does not follow from the one before it.
+        AuditError: if a line does not follow from the previous one.
     """
     if not file.is_file():
         return []
@@ -84,8 +84,8 @@ def read(file: Path) -> list[dict[str, Any]]:
             told = entry.pop("hash")
         except (ValueError, KeyError, AttributeError) as error:
             raise AuditError(f"{file}: line {number + 1} cannot be read.") from error
-        # A line that was changed, removed or inserted breaks the chain. Lines cut off the end do not: the
-        # other party's account still has those, see `compare`.
+        # A line that was changed, removed or inserted breaks the chain. Lines cut off the end do not, but the
+        # other party's account still has them, see `compare`.
         if told != _hash(last, entry) or entry.get("n") != number:
             raise AuditError(f"{file}: line {number + 1} does not follow from those before it.")
         last = entry["hash"] = told
@@ -117,9 +117,9 @@ def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any
 
 
 def described(header: Mapping[str, Any], arrays: Sequence[Any]) -> dict[str, Any]:
-    """The entry of an account for a request: which exchange it is, and how many numbers it carries.
+    """The entry of an account for a request: its exchange, and the number of its numbers.
 
-    Where a site joins, also the digest of the run's programs and hyper-parameters.
+    If a site joins, also the digest of the run's programs and hyper-parameters.
     """
     what, identity = header.get("what"), header.get("identity")
     joined = {} if identity is None else {"digest": digest_of(identity)}
@@ -135,12 +135,12 @@ def digest_of(identity: Any) -> str:
 
 
 def numbers(arrays: Sequence[Any]) -> int:
-    """How many numbers there are in arrays."""
+    """The number of entries of all arrays."""
     return sum(int(array.size) for array in arrays)
 
 
 class Audited(Through):
-    """A server's transport that notes every exchange in an account."""
+    """A server's transport that records every exchange in an account."""
 
     def __init__(self, inner: Connected, audit: Audit) -> None:
         super().__init__(inner)
@@ -168,10 +168,10 @@ def manifest(
     """A description of a finished run, signed with a party's key; the authority's certificate verifies it.
 
     Args:
-        facts: plain values: versions, digests, who took part.
-        files: what else it vouches for, by SHA-256.
+        facts: plain values: versions, digests, participants.
+        files: further files that it vouches for, by SHA-256.
         key: the private key, as in a kit.
-        certificate: that of the key, which goes with it.
+        certificate: the key's certificate, which is sent with it.
     """
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -185,10 +185,10 @@ def manifest(
 
 
 def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) -> None:
-    """Raise where a manifest was not signed by a party of this authority, or a file is not as it says.
+    """Raise if a manifest was not signed by a party of this authority, or a file differs from it.
 
     Raises:
-        AuditError: with what is wrong.
+        AuditError: says what is wrong.
     """
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
@@ -214,7 +214,7 @@ def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) ->
 
 
 def _canonical(body: Mapping[str, Any]) -> bytes:
-    # One text for equal values, in whatever order they were put in: signatures and hashes are of texts.
+    # Equal values give equal text, in any order of insertion: signatures and hashes are of text.
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
 
 

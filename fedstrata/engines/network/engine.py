@@ -1,8 +1,8 @@
 """The server's side: the text compiled here, its exchanges carried out by sites.
 
 An exchange is an ordered callback inside the compiled round, so loops, levels and `lax` control flow work
-unchanged. What a message holds: program, position, round, attempt, sequence number, key, and the leaves.
-A round is a transaction: it is done by all of its clients, or taken back and done again.
+unchanged. A message holds program, position, round, attempt, sequence number, key, and the leaves. A round is
+a transaction: all of its clients complete it, or it is rolled back and repeated.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from fedstrata.engines.rounds import cohort_of, in_a_loop, secret_of
 from fedstrata.support.tracing import compiling
 
 log = logging.getLogger("fedstrata.network")
-LOST = 2.0**24  # times larger: what is added to it in float32 is rounded away
+LOST = 2.0**24  # times larger: numbers added to it in float32 are rounded away
 
 
 class RoundFailed(Unfinished):
-    """Some sites did not complete an exchange; ``failures`` says which and why."""
+    """Some sites did not complete an exchange; ``failures`` names them and the reasons."""
 
     def __init__(self, where: str, failures: dict[str, Failure]) -> None:
         words = "; ".join(f"{name}: {failure.why}" for name, failure in failures.items())
@@ -56,13 +56,13 @@ class RoundFailed(Unfinished):
 
 
 class TooFewSites(Unfinished):
-    """Fewer sites are there than the run may continue with."""
+    """Fewer sites are present than the run needs to continue."""
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class AtSites:
-    """Stands for a variable that stays at the sites, such as personal models."""
+    """A placeholder for a variable that stays at the sites, such as personal models."""
 
     where: str = "at the sites; `fedstrata net collect` fetches it where they allow it"
 
@@ -75,16 +75,16 @@ Seconds = Annotated[float, POSITIVE]
 
 @dataclass(frozen=True)
 class Policy:
-    """What happens when a site does not answer.
+    """The server's reaction to a site that does not answer.
 
     Args:
-        missing: ``"wait"`` for it, or ``"drop"`` it and do the round again with those who are there.
-        after: seconds that an absent site is waited for before it is dropped.
-        min_sites: the fewest sites that a round is done with.
-        retries: how often a round is tried again when a site answers with an error or nonsense.
-        first_timeout: seconds for an exchange that a site has not done before, as it compiles.
-        timeout: the fewest seconds for any other; ten times a site's usual time (the 0.9 quantile of its
-            last answers), where that is more.
+        missing: ``"wait"`` for it, or ``"drop"`` it and repeat the round with the sites that are present.
+        after: the seconds to wait for an absent site before it is dropped.
+        min_sites: the fewest sites of a round.
+        retries: the number of repetitions of a round if a site answers with an error or an invalid reply.
+        first_timeout: seconds for a site's first exchange of a kind, for which it compiles.
+        timeout: the fewest seconds for any other; ten times a site's usual time (the 0.9 quantile of its last
+            answers), if that is more.
     """
 
     missing: Literal["wait", "drop"] = "wait"
@@ -100,16 +100,16 @@ class Policy:
 
 @dataclass
 class Remote:
-    """Sites elsewhere that have joined a run.
+    """Remote sites that have joined a run.
 
     Attributes:
-        transport: how to reach them.
-        members: of each site, the numbers of its clients.
-        sizes: of all clients.
+        transport: the transport to the sites.
+        members: the numbers of each site's clients.
+        sizes: the sizes of all clients.
         form: one client with a single made-up sample.
-        fresh: is told whether the run begins, or continues from a checkpoint.
-        seen: the highest number of a message that a site has seen.
-        data: of each site, what stands for its samples: other samples, another word.
+        fresh: called with whether the run begins, instead of continuing from a checkpoint.
+        seen: the highest message number that a site has seen.
+        data: each site's code of its samples: other samples have another code.
     """
 
     transport: Transport
@@ -122,17 +122,17 @@ class Remote:
 
 
 class Network(Engine):
-    """Phases at sites, the method's text here.
+    """The network engine: phases run at sites, the method's text at the server.
 
     Args:
-        remote: the sites, where they are elsewhere; None makes them in this process.
-        clients_per_site: in this process, how many clients share a site.
-        policy: what happens when a site does not answer.
-        programs: compiled programs, to be shared by runs that differ in their seed.
+        remote: the remote sites; None makes sites in this process.
+        clients_per_site: the number of clients of a site in this process.
+        policy: the reaction to a site that does not answer.
+        programs: compiled programs, shared by runs that differ in their seed.
 
     Attributes:
-        events: what happened to the network, in order: dicts with round, site and what.
-        timing: how long the sites take.
+        events: the network's events, in order: dicts with round, site and what.
+        timing: the sites' response times.
     """
 
     has_data = False
@@ -149,16 +149,16 @@ class Network(Engine):
         self.timing = Timing(self.policy.first_timeout, self.policy.timeout)
         self.failed: Counter[str] = Counter()
         self.attempts = 0
-        # Numbers that also grow over restarts of the server, and where its clock was set back meanwhile:
-        # then from what the sites have seen (`Remote.seen`).
+        # Message numbers also grow over restarts of the server. If its clock was set back meanwhile, they
+        # start from the numbers that the sites have seen (`Remote.seen`).
         self._clock = time.time_ns() // 1000
         self._round = self._first = START_ROUND
-        # Of each site, the state in which its clients begin a round, by rounds; that of the checkpoint; and
-        # that in which they are now, in the middle of a round. No other states are needed again.
+        # Each site's state at the beginning of a round, by rounds; its state of the checkpoint; and its
+        # current state, in the middle of a round. No other states are needed again.
         self._begins: dict[int, list[int]] = {}
         self._saved: list[int] = []
         self._now: list[int] = []
-        self._turn = 0  # how many exchanges there were in this round
+        self._turn = 0  # the number of exchanges in this round so far
         self._counts: Counter[str] = Counter()
         self._finite = True
         self.failure: BaseException | None = None
@@ -169,15 +169,15 @@ class Network(Engine):
         )  # uploads that were reported as far larger than the others'
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
-        self._out: set[int] = set()  # of these, for what they answered: for good
+        self._out: set[int] = set()  # of these, for invalid answers: permanently
         self._sites: list[Site] | None = None
 
     # ---- the interface of an engine
 
     def place(self, data: FederatedData) -> Outline:
-        """Sizes, and the server's own samples. The others stay where they are."""
+        """Sizes, and the server's own samples. All other samples stay at the sites."""
         need_two_threads("The exchanges of a network")
-        self._float = jnp.result_type(float)  # a callback's thread has settings of its own
+        self._float = jnp.result_type(float)  # a callback's thread has its own settings
         form = data.sample_of("server")
         server = jax.tree.map(lambda leaf, one: jnp.asarray(leaf, one.dtype), opened(data.server), form)
         self._server = shapes(server)
@@ -206,9 +206,9 @@ class Network(Engine):
         return Carry(with_secret(state) if self.elsewhere and noisy else state, memory)
 
     def place_carry(self, carry: Carry) -> Carry:
-        """The state; of the memory, which clients keep, one client's placeholder stands in the programs.
+        """The state, and a placeholder of one client's memory for the programs: clients keep the memory.
 
-        Where the sites are in this process, the carry holds a copy of what they remember at its round.
+        If the sites are in this process, the carry holds a copy of their memory at its round.
         """
         if self.remote is not None:
             self.remote.fresh(True)  # unless `recall` follows: the run then continues from the sites' states
@@ -217,14 +217,14 @@ class Network(Engine):
         return Carry(jax.tree.map(jnp.asarray, carry.state), carry.memory if self.remote is None else blank)
 
     def fetch(self, carry: Carry, clients: int) -> Carry:
-        """The state; and the memory, where the sites are in this process. Elsewhere it is not a number."""
+        """The state; and the memory, if the sites are in this process. Of remote sites it is not a number."""
         state = jax.tree.map(np.asarray, carry.state)
         if self.remote is not None:
             return Carry(state, jax.tree.map(partial(_unknown, clients), carry.memory))
         return Carry(state, jax.tree.map(np.asarray, carry.memory))
 
     def output(self, method: Method, carry: Carry, host: Carry) -> tuple[PyTree, PyTree]:
-        """See `Engine.output`; what reads the memory of sites elsewhere stays there."""
+        """See `Engine.output`; a variable that reads the memory of remote sites stays there."""
         if self.remote is None:
             return super().output(method, carry, host)
         carry = jax.tree.map(jnp.asarray, host)
@@ -238,8 +238,8 @@ class Network(Engine):
         self.stopping = stopping
 
     def noted(self, round_number: int) -> dict[str, Any]:
-        """See `Engine.noted`: the sites, the states in which they are, and what stands for their samples."""
-        if self.remote is None:  # a checkpoint has what they remember
+        """See `Engine.noted`: the sites, their states, and the codes of their samples."""
+        if self.remote is None:  # a checkpoint has their memory
             return {}
         states = self._begins.get(round_number, self._none)
         return {"sites": list(self.transport.names), "states": states, "data": list(self.remote.data)}
@@ -263,7 +263,7 @@ class Network(Engine):
         self.remote.fresh(False)
 
     def saved(self, round_number: int) -> None:
-        """See `Engine.saved`: the sites keep what they need to go back there."""
+        """See `Engine.saved`: the sites keep the states that they need to return to it."""
         self._saved = self._begins.get(round_number, [])
 
     @property
@@ -271,7 +271,7 @@ class Network(Engine):
         return [0] * len(self.members)
 
     def release(self) -> None:
-        """The run is over: compiled programs can go; what the engine tells of it stays."""
+        """The run is over: compiled programs are dropped; the engine's reports of it stay."""
         self._programs = {}
         self._sites = None
 
@@ -304,7 +304,7 @@ class Network(Engine):
     # ---- a program
 
     def _join(self, job: Job, carry: Carry, first: int) -> None:
-        """Before the first exchange: refuse what cannot be run here, and make the sites of this process."""
+        """Before the first exchange: refuse impossible runs, and make the sites of this process."""
         self._job, (setup, method, *_) = job, job
         for name, metric in setup.metrics:
             if metric.each_client:
@@ -328,7 +328,7 @@ class Network(Engine):
                 "Noise needs the policy 'wait': a round that is done again without a site shows the others' "
                 "uploads twice, and ε counts them once."
             )
-        self._first = first  # a chunk may be done again from here
+        self._first = first  # a chunk may be repeated from here
         if first == START_ROUND or not self._begins:
             self._begins = {first: self._none}
         self._begins = {r: states for r, states in self._begins.items() if r >= first}
@@ -358,7 +358,7 @@ class Network(Engine):
             )
 
     def _check_per_client(self, name: str, metric: PerClient, setup: Setup, method: Method) -> None:
-        """One number of every client would tell the server what an average hides."""
+        """Refuse a metric of single clients if it would tell the server what an average hides."""
         start, why = f"The metric {name!r} is one for each client", None
         if setup.secure:
             why = "secure=True hides all but sums: the problem's own metrics are means"
@@ -376,13 +376,13 @@ class Network(Engine):
             raise ValueError(f"{start}, but over a network {why}.")
 
     def _transaction(self, program: str, carry: Carry, r: int) -> Any:
-        """A program of the text, tried until it is done by all of its clients."""
+        """A program of the text, repeated until all of its clients have completed it."""
         errors, self._round, self.timing.stretch = 0, r, 1  # the time-out grows within one round only
         self.transport.heed(self.stopping)
         self._readmit()
         while True:
             self.attempts += 1
-            # Each attempt begins in the states in which the round began: what a failed one left is forgotten.
+            # Each attempt starts from the round's initial states; states of a failed attempt are forgotten.
             before, self._now, self._turn = self._counts.copy(), list(self._begins[r]), 0
             try:
                 found = self._run(program, carry, r)
@@ -403,11 +403,11 @@ class Network(Engine):
                 self._recover(failed, errors > self.policy.retries)
 
     def _recover(self, failed: RoundFailed, hopeless: bool) -> None:
-        """Wait for those who are missing, or drop them."""
+        """Wait for the missing sites, or drop them."""
         if self.stopping():
             raise failed
         missing = {self.transport.names.index(name): why.kind for name, why in failed.failures.items()}
-        # A dropped site that is asked nevertheless is needed there: the text asks everyone.
+        # A dropped site that is asked nevertheless is needed, because the text asks everyone.
         droppable = self.policy.missing == "drop" and not missing.keys() & self._absent
         if hopeless and not droppable:
             raise failed
@@ -420,8 +420,8 @@ class Network(Engine):
         gone = {i for i, kind in missing.items() if i not in there or kind == "late" or hopeless}
         for i in sorted(gone):
             self._absent.add(i)
-            if missing[i] != "late":  # one that is silent has compiled: when it is asked again, it is not
-                self.timing.forget(i)  # waited for as long as one that may have been restarted
+            if missing[i] != "late":  # a silent site has compiled: when it is asked again, it does not get
+                self.timing.forget(i)  # the long time-out of a site that may have been restarted
             if hopeless:
                 self._out.add(i)
             self.note(self.transport.names[i], "dropped")
@@ -443,7 +443,7 @@ class Network(Engine):
                 log.warning("waiting for %s since %.0f s", names, waited)
 
     def _readmit(self) -> None:
-        """Readmit dropped sites that are back, except those dropped for wrong answers."""
+        """Readmit dropped sites that are back, except those that were dropped for wrong answers."""
         hoped_for = sorted(self._absent - self._out)
         for i in self.transport.wait(hoped_for, 0.0) if hoped_for else ():
             self._absent.discard(i)
@@ -481,7 +481,7 @@ class Network(Engine):
         return Carry(value, jax.tree.map(lambda *rows: np.concatenate(rows), *memories))
 
     def _present(self, r: int, secret: Any) -> np.ndarray:
-        """This round's clients whose sites are there."""
+        """This round's clients whose sites are present."""
         setup, _, seed, data = self._job
         cohort = np.arange(setup.clients)
         if setup.participants < setup.clients:
@@ -511,7 +511,7 @@ class Network(Engine):
             return remote_text(self, program, setup, method, carry, seed, data, handle, r, cohort)
 
         traced = jax.jit(text).trace(*arguments)
-        if reads(traced, arguments, 6):  # of which `memory` is the seventh
+        if reads(traced, arguments, 6):  # `memory` is the seventh
             what = "A metric" if program == "measure" else "The method's text"
             raise ValueError(
                 f"{what} reads what the clients remember (their personal models), which stays at the sites. "
@@ -525,7 +525,7 @@ class Network(Engine):
     # ---- an exchange, on the host, in the middle of a program
 
     def prepare(self, fed: RemoteFed, exchange: Exchange) -> Prepared:
-        """See `Prepares.prepare`: the shape of an upload, by one client with a made-up sample."""
+        """See `Prepares.prepare`: the shape of an upload, from one client with a made-up sample."""
 
         def one(samples: int, memory: PyTree) -> PyTree:
             client = self.form.client(0, tree.row(memory, 0), SizeGroup(1, samples, samples))
@@ -543,7 +543,7 @@ class Network(Engine):
     def answer(
         self, call: Call, of: Any, weights: Any, key: np.ndarray, message: list[np.ndarray], *values: Any
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Ask the sites, which count themselves."""
+        """Ask the sites, which count their own numbers."""
         of = np.arange(len(self.sizes)) if of is None else of
         if weights is None:
             weights = np.full(len(of), 1 / len(of), self._float)
@@ -559,8 +559,8 @@ class Network(Engine):
             "round": self._round,
         }  # fmt: skip
         sites = self._site_of[of]
-        # A dropped site cannot answer an evaluation of everyone: a round has its cohort chosen without it.
-        if call.evaluation and not call.stacked and self._absent:  # the mean of those who are there
+        # A dropped site cannot answer an evaluation of everyone; a round's cohort is chosen without it.
+        if call.evaluation and not call.stacked and self._absent:  # the mean of the sites that are present
             there = ~np.isin(sites, list(self._absent))
             sites, of, weights = sites[there], of[there], weights[there] / weights[there].sum()
         rows = {int(i): np.flatnonzero(sites == i) for i in np.unique(sites)}
@@ -605,7 +605,7 @@ class Network(Engine):
         return [p.reshape(u.shape).astype(u.dtype) for p, u in zip(parts, call.uploads, strict=True)]
 
     def _shares(self, rows: dict[int, np.ndarray], weights: np.ndarray) -> np.ndarray:
-        """Of each site, the weight of its clients in a secure sum; −1 where it is not asked."""
+        """The weight of each site's clients in a secure sum; −1 if it is not asked."""
         if len(rows) < FEWEST:
             raise ValueError(
                 f"round {self._round}: secure=True needs clients of at least {FEWEST} sites in a sum, and "
@@ -617,10 +617,10 @@ class Network(Engine):
         return shares
 
     def _judged(self, call: Call, replies: dict[int, Request]) -> dict[int, Failure]:
-        """The sites whose upload is not finite while others' are; if none is finite, the method diverges.
+        """The sites whose upload is not finite although others' are; if none is finite, the method diverges.
 
-        How large a number may be nobody knows. One beside which the others are lost in float32, so that the
-        mean is one site's alone, is told once, and is not a failure. A metric of each client may be NaN.
+        Finite numbers have no known limit. An upload so large that the others are lost in float32, so that
+        the mean is one site's, is reported once and is not a failure. A metric of each client may be NaN.
         """
         what, names = "evaluation" if call.evaluation else "upload", self.transport.names
         largest = {i: [_largest(u) for u in reply.arrays] for i, reply in sorted(replies.items())}
@@ -639,25 +639,25 @@ class Network(Engine):
         return {}
 
     def _states(self, i: int) -> list[int]:
-        """The state of a site that a request builds on, and those that this server may come back to."""
+        """The state of a site that a request builds on, and the states that this server may return to."""
         kept = [self._begins[self._round], self._begins[self._first], self._saved]
         return list(dict.fromkeys([self._now[i], *(states[i] for states in kept if states)]))
 
     def _slots(self, call: Call, rows: dict[int, np.ndarray]) -> list[Slot]:
-        # In a round of another number of clients all of them compile again; so does a site that is asked for
-        # more of its own than before, as `Site._prepare` pads their number.
+        # All sites compile again in a round with another number of clients; a site also does if more of its
+        # own clients are asked than before, because `Site._prepare` pads their number.
         return [
             Slot(i, call.program, call.k, self._participants, (len(at) - 1).bit_length())
             for i, at in rows.items()
         ]
 
     def _tick(self) -> int:
-        # Microseconds, so that a restarted server, which knows no counter, begins above all former numbers.
+        # Microseconds, so that a restarted server, without its counter, starts above all former numbers.
         self._clock = max(self._clock + 1, time.time_ns() // 1000)
         return self._clock
 
     def note(self, site: str, what: str) -> None:
-        """Note an event at a site, for the log and the report."""
+        """Record an event at a site, for the log and the report."""
         facts = {"round": self._round, "site": site}
         log.warning("round %d: %s: %s", self._round, site, what, extra=facts)
         self.events.append({"round": self._round, "site": site, "what": what})
@@ -675,18 +675,18 @@ def single(data: FederatedData) -> FederatedData:
 
 
 def part(data: FederatedData, clients: np.ndarray) -> FederatedData:
-    """Some clients' samples alone."""
+    """The samples of some clients."""
     return replace(data.load(clients), test=None, server=None)
 
 
 def _unknown(clients: int, leaf: Any) -> np.ndarray:
-    """Stands for memory that is elsewhere: no engine can continue from it unnoticed."""
+    """A placeholder for remote memory, from which no engine can continue unnoticed."""
     value = np.nan if np.issubdtype(leaf.dtype, np.inexact) else np.iinfo(leaf.dtype).max
     return np.full((clients, *leaf.shape[1:]), value, leaf.dtype)
 
 
 def _largest(array: np.ndarray) -> float:
-    """The largest magnitude in an array of floats; NaN or infinity, where there is one."""
+    """The largest magnitude in an array of floats; NaN or infinity, if it has one."""
     if not array.size or not jnp.issubdtype(array.dtype, jnp.inexact):
         return 0.0
     array = np.abs(array) if array.dtype.kind == "c" else array
@@ -697,7 +697,7 @@ Wanted = list[tuple[tuple[int, ...], np.dtype]]
 
 
 def _arrays_of(call: Call, number: int, fixed: Fixed | None) -> Wanted:
-    """Shapes and dtypes of what a site of so many clients sends."""
+    """Shapes and dtypes of the upload of a site with some number of clients."""
     if fixed is not None:
         size = sum(math.prod(u.shape) for u in call.uploads)
         return [((size,), fixed.dtype), ((len(counting.ORACLES),), np.dtype(np.uint64))]

@@ -1,4 +1,4 @@
-"""Sites in a run: opened and joined, and joined again after an absence, before they are asked anything."""
+"""The sites of a run: the server opens it there, and they join, again after an absence."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ FAR = 10 * 365 * 24 * 3600 * 10**6  # microseconds by which the server's clock m
 
 
 class Federation:
-    """One run over a transport. It is the transport that an engine sees.
+    """One run over a transport, which the engine uses as its transport.
 
     Args:
-        transport: to the sites.
-        run: the run's name, unlike any other.
-        number: of the run in the text.
-        terms: what every site must have too before a run is opened.
+        transport: the transport to the sites.
+        run: the run's unique name.
+        number: the run's number in the text.
+        terms: the terms that every site must share before a run is opened.
         anew: whether a site that lost its state may join again.
         patience: seconds for a site to open or join.
 
     Attributes:
-        tell: is called with a site's name and what is to be told of it.
+        tell: called with a site's name and an event to report.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Federation:
         self.sent, self.received, self.took = transport.sent, transport.received, transport.took
         self.fresh = True
         self._joined: dict[int, int] = {}  # site → the connection through which it has joined
-        self._known: set[int] = set()  # sites that have joined since the run is fresh
+        self._known: set[int] = set()  # sites that have joined since the run began
         self._sizes: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._forms: dict[int, Any] = {}
         self._columns: dict[int, dict[str, list[str]]] = {}
@@ -63,7 +63,7 @@ class Federation:
         self.tell: Callable[[str, str], None] = lambda name, what: log.warning("%s: %s", name, what)
 
     def gather(self) -> Remote:
-        """Open the run at every site, wait for those who are not there, and learn what data there is."""
+        """Open the run at every site, wait for absent sites, and learn the sizes and form of the data."""
         everyone = list(range(len(self.names)))
         while missing := sorted(set(everyone) - set(self.inner.wait(everyone, 5.0))):
             log.warning("waiting for %s", ", ".join(self.names[i] for i in missing))
@@ -101,11 +101,11 @@ class Federation:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """What the sites call their columns and classes, where they say so."""
+        """The sites' names of columns and classes, if they send them."""
         return {name: words for own in self._columns.values() for name, words in own.items()}
 
     def _check_columns(self) -> None:
-        """Equal shapes do not make equal columns: a site's file may have them in another order."""
+        """Compare the names, because a site's file may have columns of equal shape in another order."""
         for name, what in (("x", "column"), ("y", "class")):
             named = [(self.names[i], own[name]) for i, own in sorted(self._columns.items()) if name in own]
             for site, words in named:
@@ -118,7 +118,7 @@ class Federation:
                         )
 
     def begin(self, fresh: bool) -> None:
-        """Whether the run begins at its sites, or goes on; they join again."""
+        """Set whether the run begins at its sites, or continues; they join again."""
         self.fresh, self._joined, self._known = fresh, {}, set()
 
     def pose(
@@ -126,7 +126,7 @@ class Federation:
     ) -> None:
         """Set the run's identity, which every site compares with its own text when it joins.
 
-        Where it is secure, all sites' keys are handed to each of them: they check them, and have their own.
+        In a secure run, each site also gets the keys of all sites, which it checks.
         """
         self._keys = []
         if secure:
@@ -157,8 +157,8 @@ class Federation:
         return replies, failures
 
     def join(self, sites: Mapping[int, list[int]]) -> dict[int, Failure]:
-        """Open and join at sites whose connection is new; of each, the states that it has to know."""
-        # A site joins once a connection: after an absence it may be another process, without the run's state.
+        """Open and join at sites with a new connection; ``states``: the states that each must know."""
+        # A site joins once per connection: after an absence, it may be another process that lacks the state.
         sessions = {i: self.inner.session(i) for i in sites}
         new = [i for i in sites if sessions[i] is not None and self._joined.get(i) != sessions[i]]
         if not new:
@@ -181,7 +181,7 @@ class Federation:
     def _ask(self, requests: Mapping[int, Request]) -> Outcome:
         if not requests:
             return {}, {}
-        number = time.time_ns() // 1000  # as the engine's own, see `Network`
+        number = time.time_ns() // 1000  # like the engine's own numbers, see `Network`
         numbered = {i: Request({**r.header, "seq": number}, r.arrays) for i, r in requests.items()}
         return self.inner.exchange(numbered, self.patience)
 
@@ -202,7 +202,7 @@ class Federation:
         return self.inner.wait(sites, seconds)
 
     def memory(self) -> Outcome:
-        """What the clients remember, of the sites that allow it."""
+        """The clients' memory, from the sites that allow it."""
         everyone = list(range(len(self.names)))
         failures = self.join({i: [0] for i in everyone})
         header = {"op": "memory", "run": self.run}
@@ -211,7 +211,7 @@ class Federation:
 
 
 def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any, int]:
-    """Sizes and form, as a site says them, and the highest number it has seen."""
+    """Sizes and form from a site's reply, and the highest message number that it has seen."""
     arrays, form = reply.arrays, wire.value(reply.header, "form", dict)
     if len(arrays) != 2 or any(a.ndim != 1 or a.dtype != np.int32 for a in arrays):
         raise wire.WireError("The sizes of the clients are not valid.")
@@ -229,7 +229,7 @@ def _described(reply: Request) -> tuple[tuple[np.ndarray, np.ndarray], Any, int]
 
 
 def _columns(reply: Request) -> dict[str, list[str]]:
-    """The names of columns and classes, as a site says them."""
+    """The names of columns and classes from a site's reply."""
     found = wire.value(reply.header, "columns", dict)
     for words in found.values():
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
@@ -238,9 +238,9 @@ def _columns(reply: Request) -> dict[str, list[str]]:
 
 
 def made_up(form: Any, clients: int) -> FederatedData:
-    """Data of a form, one sample of zeros for each client, for checks and shapes: made when it is read.
+    """Data of a form, one sample of zeros per client, for checks and shapes; made when it is read.
 
-    The form and the number come from a peer, and so little may say that there are many large samples.
+    A peer sends the form and the number, and a short message may claim many large samples.
     """
 
     def source(name: str) -> FromFunction:

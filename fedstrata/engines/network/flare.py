@@ -1,4 +1,4 @@
-"""NVIDIA FLARE's end: the same requests, as ``bytes`` in the calls of a Collab job.
+"""The transport of NVIDIA FLARE: the same requests, as ``bytes`` in the calls of a Collab job.
 
 FLARE provides connections, certificates, authorisation and audit; a message is opaque to it. (Arrays would
 travel by a separate download each; `bytes` go inline.) The job holds no code: its two parts are classes of
@@ -36,11 +36,11 @@ SETUP_SECONDS = 600  # for sites to start a job: they load and check their data
 
 
 class JobAborted(Unfinished):
-    """Somebody has aborted FLARE's job."""
+    """FLARE's job was aborted."""
 
 
 class Answering:
-    """A site's part of a job. A subclass says what it answers with."""
+    """A site's part of a job. A subclass defines the party that answers."""
 
     def host(self, kit: Path, name: str) -> Host:
         """The site of this name, of the kit in this folder."""
@@ -48,11 +48,11 @@ class Answering:
 
     @collab.init  # type: ignore[untyped-decorator]
     def prepare(self) -> None:
-        """Before the server may ask. A site whose data does not fit says so when it is asked."""
+        """Set up before the server may ask. A site with unsuitable data reports it when it is asked."""
         self._one, self._host, self._trouble = threading.Lock(), None, ""
         try:
             self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
-        except Exception as error:  # its words may hold samples
+        except Exception as error:  # its message may contain samples
             log.error("not ready: %s", placed(error))
             log.debug("the exception's words", exc_info=error)
             self._trouble = f"It is not ready ({type(error).__name__}); the site's log says more."
@@ -61,7 +61,7 @@ class Answering:
     def answer(self, message: bytes) -> bytes:
         """A reply to the server, one after the other: a call may come while a late one is under way.
 
-        In a job of FLARE sites can call each other as well; no site answers another.
+        In a job of FLARE, sites can call each other too, but no site answers another.
         """
         if collab.caller != "server":
             log.warning("refused: asked by %s, which is not the server", collab.caller)
@@ -85,7 +85,7 @@ class FlareServer:
 
     Args:
         names: the sites of the federation.
-        limit: bytes of a message.
+        limit: the most bytes of a message.
     """
 
     rejoins = False
@@ -106,10 +106,10 @@ class FlareServer:
         return None if site in self._gone else 1
 
     def expires(self, site: int) -> None:
-        """FLARE's own certificates are its affair."""
+        """FLARE manages its own certificates."""
 
     def waiting(self) -> tuple[list[str], float]:
-        """FLARE's own console tells."""
+        """FLARE's own console shows this."""
         return [], 0.0
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
@@ -152,14 +152,14 @@ class FlareServer:
         return Failure("away", wire.said(error))
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """See `Transport.wait`; who is gone does not come back."""
+        """See `Transport.wait`; a site that is gone does not come back."""
         return [i for i in sites if i not in self._gone]
 
     def heed(self, stopping: Callable[[], bool]) -> None:
         """See `Transport.heed`; FLARE's own console aborts a job."""
 
     def close(self) -> None:
-        """The job's end is FLARE's matter."""
+        """FLARE ends the job itself."""
 
 
 def job(name: str, sites: Sequence[str], server: Any, site: Any, properties: Mapping[str, Any]) -> FedJob:
@@ -177,7 +177,7 @@ def job(name: str, sites: Sequence[str], server: Any, site: Any, properties: Map
 
 
 def folders() -> tuple[Path, Path]:
-    """Within a job: the party's kit, and the job's own folder, which whoever submitted it can download."""
+    """Within a job: the party's kit, and the job's own folder, which its submitter can download."""
     context = collab.context
     number = context.backend.engine.new_context().get_job_id()
     return Path(context.workspace.get_root_dir()), Path(context.workspace.get_run_dir(number))
@@ -186,7 +186,7 @@ def folders() -> tuple[Path, Path]:
 def allow(kit: Path, classes: Sequence[type]) -> Path:
     """Allow a party's FLARE to make objects of these classes, and of Collab's own, in jobs without code.
 
-    FLARE would send a site's error log to the server, and an exception's words may hold samples: no longer.
+    FLARE no longer sends a site's error log to the server, because exceptions' messages may contain samples.
     """
     local = kit / "local"
     file = local / "resources.json"

@@ -1,4 +1,4 @@
-"""The server's end of gRPC: sites dial in with a certificate, keep a stream, and are asked through it."""
+"""The server's end of gRPC: sites dial in with a certificate and keep a stream, which carries requests."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from fedstrata.engines.network.transport import Failure, Outcome, Request, answe
 
 log = logging.getLogger("fedstrata.network")
 SERVICE, METHOD = "fedstrata.Network", "Serve"
-PROCESS = "fedstrata-process"  # in a call's metadata: a word of the site's process, unlike any other's
-PROTOCOLS = "fedstrata-protocols"  # the versions that a site speaks, with commas; the server takes its own
-LARGEST = "fedstrata-message-bytes"  # the most that the site takes of a message
-MOST_WRITING, SMALL = 8, 2**16  # messages of at least so many bytes that are written at a time
-PATIENCE = 1.0  # seconds that such a message waits for those before it, which may hang
+PROCESS = "fedstrata-process"  # in a call's metadata: a unique word of the site's process
+PROTOCOLS = "fedstrata-protocols"  # the versions that a site speaks, with commas; the server picks its own
+LARGEST = "fedstrata-message-bytes"  # the largest message that the site takes
+MOST_WRITING, SMALL = 8, 2**16  # the number of messages of at least so many bytes that are written at a time
+PATIENCE = 1.0  # seconds that such a message waits for earlier ones, which may hang
 HANDSHAKE = 10.0  # seconds for a connection to show its certificate
-UNASKED = 16  # messages that nobody asked for, after which a site is cut off
+UNASKED = 16  # unrequested messages, after which a site is cut off
 
 
 def options(limit: int) -> list[tuple[str, int]]:
-    """Of both ends: the limit of a message, and pings that notice a dead peer."""
+    """The options of both ends: the limit of a message, and pings that notice a dead peer."""
     return [
         ("grpc.max_send_message_length", limit),
         ("grpc.max_receive_message_length", limit),
@@ -44,7 +44,7 @@ def options(limit: int) -> list[tuple[str, int]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.so_reuseport", 0),  # else a second server on the port would take half of the sites
+        ("grpc.so_reuseport", 0),  # or else a second server on the port would get half of the sites
     ]
 
 
@@ -60,14 +60,14 @@ class Stream:
 class GrpcServer:
     """A transport: sites are known by the common name of their certificate.
 
-    All streams are served by one thread with an event loop. A message's bytes are joined when its turn to be
-    sent has come, so that the messages of an exchange are not all in memory at once.
+    All streams are served by one thread with an event loop. A message's bytes are joined just before it is
+    sent, so that the messages of an exchange are not all in memory at once.
 
     Args:
         names: the sites of the federation.
         kit: the server's folder, with its certificate.
-        address: where to listen; the port 0 takes a free one, see ``port``.
-        limit: bytes of a message.
+        address: the address to listen on; the port 0 takes a free one, see ``port``.
+        limit: the most bytes of a message.
     """
 
     rejoins = True
@@ -106,7 +106,7 @@ class GrpcServer:
             self._configuration(), self._at_handshake, require_client_authentication=True
         )
         most = 4 * len(self.names) + 8  # each stream, those that replace it, and strangers
-        # Who connects and says nothing takes neither all descriptors nor the places of sites for long.
+        # A silent connection takes neither all descriptors nor the sites' places for long.
         bounds = [
             ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE)),
             ("grpc.max_allowed_incoming_connections", 2 * most),
@@ -145,15 +145,15 @@ class GrpcServer:
         return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
 
     def _at_handshake(self) -> Any:
-        """The certificate to show from now on; None where it is the same."""
+        """The certificate to show from now on; None if it is unchanged."""
         if self._knocks is not None:
             self._loop.call_soon_threadsafe(self._knocks.knocked.set)
-        # gRPC frees what it shows when it is given something new, while other handshakes may still use it:
-        # a server that is given the same at every handshake crashes when many sites dial at once.
+        # gRPC frees the shown certificate when it gets a new one, while other handshakes may still use it: a
+        # server that sets it again at every handshake crashes when many sites dial at once.
         return None if read(self._kit) == self._shows else self._configuration()
 
     def _refused(self, stream: Stream) -> str:
-        """Why a site's certificate counts no longer, or an empty string."""
+        """Why a site's certificate is no longer accepted, or an empty string."""
         file = self._kit / REVOKED
         changed = file.stat().st_mtime_ns if file.exists() else 0
         if changed != self._revoked_at:
@@ -163,18 +163,18 @@ class GrpcServer:
         return "its certificate has expired" if time.time() > stream.until else ""
 
     def expires(self, site: int) -> float | None:
-        """When the certificate expires with which a site is connected, in seconds since 1970."""
+        """The expiry of the certificate of a site's connection, in seconds since 1970."""
         with self._changed:
             stream = self._streams.get(site)
             return None if stream is None else stream.until
 
     def waiting(self) -> tuple[list[str], float]:
-        """The sites whose answers are waited for, and since how many seconds."""
+        """The sites with pending answers, and the seconds waited for each."""
         with self._changed:
             return [self.names[i] for i in self._owed], time.monotonic() - self._asked_at
 
     def session(self, site: int) -> int | None:
-        """The number of a site's connection, or None where it has none."""
+        """The number of a site's connection, or None if it is not connected."""
         with self._changed:
             stream = self._streams.get(site)
             return None if stream is None else stream.session
@@ -182,7 +182,7 @@ class GrpcServer:
     async def _serve(self, _: AsyncIterator[bytes], context: Any) -> None:
         """One connection of a site."""
         shown, told = context.auth_context(), dict(context.invocation_metadata())
-        self._knocks.shown(context.peer())  # type: ignore[union-attr]  # there since it listens
+        self._knocks.shown(context.peer())  # type: ignore[union-attr]  # set when the server listens
         name = shown.get("x509_common_name", [b""])[0].decode(errors="replace")
         code, why = grpc.StatusCode.PERMISSION_DENIED, "not a site of this federation"
         if name in self.names:
@@ -205,7 +205,7 @@ class GrpcServer:
             self._leave(self.names.index(name), arriving, "the connection broke")
 
     def _strange(self, told: Mapping[str, str]) -> str:
-        """Why a site that says this of itself cannot be served, or an empty string."""
+        """Why a site with this metadata cannot be served, or an empty string."""
         protocols, largest = told.get(PROTOCOLS, str(wire.VERSION)), told.get(LARGEST, "")[:12]
         if str(wire.VERSION) not in protocols.split(","):
             return (
@@ -217,7 +217,7 @@ class GrpcServer:
         return ""
 
     async def _write(self, context: Any, parts: list[wire.Buffer]) -> None:
-        """Send a message; of large ones a few at a time are in memory, unless those before hang."""
+        """Send a message; only a few large ones are in memory at a time, unless earlier ones hang."""
         if sum(map(len, parts)) < SMALL:
             await context.write(b"".join(parts))
             return
@@ -233,7 +233,7 @@ class GrpcServer:
                 self._writing.release()
 
     def _enter(self, i: int, stream: Stream) -> bool:
-        """A site has one connection, the newest of its process; whether no other process is there."""
+        """Keep a site's newest connection of its process; return whether no other process is connected."""
         with self._changed:
             if (before := self._streams.get(i)) is not None:
                 if before.process != stream.process or not stream.process:
@@ -246,7 +246,7 @@ class GrpcServer:
             return True
 
     async def _listen(self, i: int, stream: Stream, context: Any) -> None:
-        # gRPC does not say which: a message that is too large may end a stream like a site that hangs up.
+        # gRPC does not distinguish them: a message that is too large may end a stream like a site hanging up.
         why = f"it hung up, the connection broke, or a message was larger than {self.limit} bytes"
         try:
             # gRPC's iterator would keep a site's last message, which may be a model, until the next one
@@ -273,14 +273,14 @@ class GrpcServer:
                     log.warning("%s is gone: %s", self.names[i], why)
 
     def _settle(self, i: int, outcome: Request | Failure) -> None:
-        """What came of a site's part in an exchange, where it is awaited; the lock is held."""
+        """Store the outcome of a site's part in an exchange, if it is awaited; the lock is held."""
         if self._owed.pop(i, None) is not None:
             self._found[i], self.took[i] = outcome, time.monotonic() - self._asked_at
             if not self._owed:
                 self._changed.notify_all()
 
     def _take(self, i: int, stream: Stream, message: bytes) -> bool:
-        """A message has come; whether to continue listening."""
+        """Handle a message; return whether to continue listening."""
         answer, number = answer_of(message, self.limit)
         with self._changed:
             self.received[i] += len(message)
@@ -303,7 +303,7 @@ class GrpcServer:
         packed = {i: wire.parts(*request, self.limit) for i, request in requests.items()}
         with self._changed:
             self._asked_at, self._found, self._owed = time.monotonic(), {}, {}
-            # sites that are told so leave
+            # sites leave when they are told so
             self._closing |= any(request.header.get("op") == "done" for request in requests.values())
             sent: list[tuple[Stream, list[wire.Buffer] | None]] = []
             for i, request in requests.items():
@@ -340,7 +340,7 @@ class GrpcServer:
 
 
 def _allow_descriptors(number: int) -> None:
-    """Raise this process's own limit of open files, as far as the system lets it."""
+    """Raise this process's limit of open files, as far as the system permits."""
     if resource is not None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if 0 <= soft < number:

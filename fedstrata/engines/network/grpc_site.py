@@ -1,4 +1,4 @@
-"""A site's end of gRPC: it dials out, so that it needs no open port, and dials again for ever."""
+"""A site's end of gRPC: it dials out, so that it needs no open port, and redials for ever."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ def serve(
     host: Party, kit: Path, address: str, limit: int = wire.LIMIT, ended: Callable[[], bool] = lambda: False,
     resting: Callable[[], bool] = lambda: False, rates: Rates = UNLIMITED,
 ) -> None:  # fmt: skip
-    """Answer the server until it says that all is done, through whatever happens to the connection.
+    """Answer the server until it announces the end, also if the connection breaks in between.
 
     Args:
-        host: what answers.
+        host: the party that answers.
         kit: the site's folder with its certificate.
-        address: of the server.
-        limit: bytes of a message.
-        ended: whether to stop, asked before each dial.
-        resting: whether this is a time at which nothing is answered: the site is then not connected.
-        rates: how fast it may send and receive.
+        address: the server's address.
+        limit: the most bytes of a message.
+        ended: returns whether to stop; called before each dial.
+        resting: returns whether the site does not answer at this time, and so is not connected.
+        rates: the bandwidth for sending and receiving.
     """
     if rates == UNLIMITED:
         _serve(host, kit, address, address, options(limit), limit, ended, resting)
         return
     with Line(address, rates) as line:
-        # the server's certificate has its own name; the line goes through the proxy, if there is one
+        # the server's certificate has the server's name; the line goes through the proxy, if there is one
         own = [*options(limit), ("grpc.ssl_target_name_override", line.host), ("grpc.enable_http_proxy", 0)]
         _serve(host, kit, address, line.dial, own, limit, ended, resting)
 
@@ -67,7 +67,7 @@ def _serve(
         except Ended:
             log.info("the server says that all is done")
             return
-        except (KitError, OSError) as error:  # while somebody renews it
+        except (KitError, OSError) as error:  # while it is being renewed
             log.warning("no connection: %s", error)
         except grpc.RpcError as error:
             details = f"{error.code().name}: {error.details()}"
@@ -75,8 +75,8 @@ def _serve(
             hint = "; was its kit made by the same `net kits` as the server's?" if strange else ""
             log.warning("no connection to %s (%s)%s", address, details, hint)
             if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
-                pause = LONGEST_PAUSE  # refused by name or protocol: nobody changes that within a second
-        if time.monotonic() - began > 10:  # it had been connected: this is a first attempt again
+                pause = LONGEST_PAUSE  # refused by name or protocol, which do not change within a second
+        if time.monotonic() - began > 10:  # it had been connected, so this counts as a first attempt
             pause = 0.25
         time.sleep(pause * random.uniform(0.5, 1.0))  # sites that lost one server do not dial in step
         pause = min(2 * pause, LONGEST_PAUSE)

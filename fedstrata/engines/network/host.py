@@ -1,4 +1,4 @@
-"""What a site does apart from its phases: it opens runs of its own text, joins them, answers, and says no.
+"""A site's requests apart from its phases: it opens runs of its own text, joins them, answers or refuses.
 
 The server's requests, by their ``op``:
 
@@ -46,7 +46,7 @@ from fedstrata.support.writing import write_atomically
 
 log = logging.getLogger("fedstrata.network")
 MOST_CLIENTS, MOST_SAMPLES = 10**6, 2**31 - 1  # of a federation; samples are counted in int32
-MOST_TEXTS = 8  # whose compiled phases are kept
+MOST_TEXTS = 8  # texts whose compiled phases are kept
 FINISHED = "finished"  # a file in a run's folder, once its experiment has ended
 _MOST_NAMES = wire.HEADER_LIMIT // 4  # bytes of columns' names
 
@@ -59,29 +59,29 @@ class Opened(Protocol):
         """Its samples."""
 
     def text(self, clients: int, server: PyTree) -> tuple[Text, Mapping[str, Any]]:
-        """The posed run in a federation of so many clients, and its identity."""
+        """The posed run in a federation with this number of clients, and its identity."""
 
     def asks(self) -> Asks:
-        """What it would ask of the site."""
+        """The requests that it would make to the site."""
 
 
 class Host(Party):
     """A site's process.
 
     Args:
-        terms: what the server must have too before a run is opened, see `fedstrata.engines.identity`.
-        opens: a run of the text by its number.
-        folder: where memory is kept.
-        share: whether what clients remember may be fetched.
-        secret: of this site alone, such as its private key. The server is told a code of the samples by it,
-            so that it knows them again, and learns nothing of them.
-        once: whether it ends when the server says that nothing more will be asked.
-        audit: the site's account of what it was asked.
+        terms: the terms that the server must share before a run is opened, see `fedstrata.engines.identity`.
+        opens: returns a run of the text, by its number.
+        folder: the folder of the clients' memory.
+        share: whether the clients' memory may be fetched.
+        secret: known to this site only, such as its private key. It keys the code of the samples that the
+            server gets, which recognises them and reveals nothing about them.
+        once: whether it ends when the server announces the end.
+        audit: the site's account of the requests.
         identity: its certificate, by which other sites know it in secure runs.
-        allowance: what may be learnt of its samples in all runs; None: without a limit.
-        rules: what it takes part in.
+        allowance: the privacy budget of its samples over all runs; None: unlimited.
+        rules: the rules for runs that it takes part in.
         steady: whether it has the same samples in all runs of an experiment; it then refuses to continue with
-            others.
+            other samples.
         around: a context in which a request with this header is answered.
     """
 
@@ -110,7 +110,7 @@ class Host(Party):
         self.opened: Opened | None = None
         self.site: Site | None = None
         self._programs: dict[Any, dict[Any, Any]] = {}
-        self.seen = 0  # the highest number of a message that was answered
+        self.seen = 0  # the highest number of an answered message
 
     @property
     def showed(self) -> str:
@@ -156,7 +156,7 @@ class Host(Party):
         run, number = wire.value(header, "run", str), wire.value(header, "number", int)
         if not run.replace("-", "").isalnum() or len(run) > 80:
             raise SiteRefused("The name of the run is not valid.")
-        if (run, number) != (self.run, self.number) or self.opened is None:  # else, it has only dialled again
+        if (run, number) != (self.run, self.number) or self.opened is None:  # else, it only redialled
             self.opened, self.site = None, None
             opened = self.opens(number)
             if self.rules != EVERYTHING:
@@ -168,7 +168,7 @@ class Host(Party):
             self._check_data(data.fingerprint)
         train, valid = sizes_of(data)
         seen = max([self.seen, *numbers_in(self.folder / run)])
-        # Keyed by the site's secret: from a plain digest a server could try out what the samples are.
+        # Keyed by the site's secret, because a server could guess samples and compare a plain digest.
         code = hmac.new(self.secret, f"{run} {data.fingerprint}".encode(), "sha256").hexdigest()
         told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
         return told, [train, valid]
@@ -226,7 +226,7 @@ class Host(Party):
         site = self.site
         if site is None or site.place.total != place.total or not np.array_equal(site.place.clients, ids):
             masker = self._masker(self.run, arrays[1:]) if text.setup.secure else None
-            # Another run has other noise: the difference of its answers to the same question would have none.
+            # Another run has other noise: with the same noise, the difference of two answers would have none.
             secret = hmac.digest(self.secret, f"noise {self.run} {self.number}".encode(), "sha256")
             site = Site(
                 text, self.opened.data, place, self.folder / self.run, self._compiled(text, ids),
@@ -251,13 +251,13 @@ class Host(Party):
         return found
 
     def _remove_finished(self) -> None:
-        """Forget what clients remember of other experiments that have ended; it can be fetched until now."""
+        """Delete the clients' memory of other experiments that have ended; until now it could be fetched."""
         for place in self.folder.glob(f"*/{FINISHED}"):
             if _experiment(place.parent.name) != _experiment(self.run):
                 shutil.rmtree(place.parent)
 
     def _recall(self, site: Site, states: list[int], anew: bool) -> bool:
-        """Go on in a run after a restart; whether the site is taken as a new one."""
+        """Continue a run after a restart; return whether the site joins as a new one."""
         try:
             site.states.check(states)
         except Forgotten:
@@ -281,7 +281,7 @@ class Host(Party):
 
 
 def _experiment(run: str | None) -> str:
-    """What the names of all runs of an experiment begin with."""
+    """The common prefix of the names of an experiment's runs."""
     return (run or "").rpartition("-")[0]
 
 
@@ -317,10 +317,9 @@ def form_of(data: FederatedData) -> Form:
 
 
 def columns_of(data: FederatedData) -> dict[str, list[str]]:
-    """What the entries of ``x`` and the classes of ``y`` are called, where the samples came from a table.
+    """The names of the entries of ``x`` and of the classes of ``y``, if the samples came from a table.
 
-    Sites must mean the same by them, in the same order. So many names that they would fill a header are told
-    apart by their digest.
+    They must be the same at all sites, in the same order. If they would fill a header, their digest is sent.
     """
     found = {}
     for name, attribute in (("x", "features"), ("y", "classes")):
@@ -350,8 +349,8 @@ def blank(form: Any) -> PyTree:
             )
             if not valid or math.prod(shape) * wire.DTYPES[dtype].itemsize > wire.LIMIT:
                 raise ValueError("shape")
-            # One zero, seen as the whole array: whatever size a peer describes, it takes no memory here.
+            # One zero, broadcast to the whole array: whatever size a peer describes takes no memory here.
             arrays[name] = np.broadcast_to(np.zeros((), wire.DTYPES[dtype]), tuple(shape))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:  # it comes from a peer
+    except (ValueError, TypeError, KeyError, AttributeError) as error:  # a peer sent it
         raise wire.WireError("The description of the arrays is not valid.") from error
     return arrays

@@ -1,8 +1,8 @@
-"""Certificates: one authority for a federation, and a folder for each party with its own and no more.
+"""Certificates: one authority for a federation, and a folder for each party with only its own.
 
 A certificate can be renewed during a run: the server reads its kit at each handshake and a site at
 each dial, and two certificates of one key are valid side by side. A revoked one is refused from the next
-message on. A site may make its key itself, and have it signed (`request`, `sign`).
+message on. A site can make its own key and have it signed (`request`, `sign`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedstrata.support.writing import append, write_atomically
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "certificate.pem", "key.pem"
 REQUEST, REVOKED, ISSUED = "request.pem", "revoked", "issued.jsonl"
 SERVER, AUTHORITY_FOLDER = "server", "authority"
-DAYS, SOON = 825, 30  # that certificates are valid; that are left when a party is warned
+DAYS, SOON = 825, 30  # of a certificate's validity; before its end at which a party is warned
 FLARE = {
     "server": ("rootCA.pem", "server.crt", "server.key"),
     "site": ("rootCA.pem", "client.crt", "client.key"),
@@ -32,7 +32,7 @@ class KitError(ValueError):
 
 
 def read(kit: Path) -> tuple[bytes, bytes, bytes]:
-    """A kit's authority, certificate and key; a folder of FLARE's provisioning will do.
+    """A kit's authority, certificate and key; also of a folder of FLARE's provisioning.
 
     Raises:
         KitError: if the folder is not a kit, or others may read its key.
@@ -43,7 +43,7 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
     ):
         files = [folder / name for name in names]
         if all(file.is_file() for file in files):
-            # the mode of FLARE's keys is its own affair
+            # FLARE sets the mode of its own keys
             if folder is kit and _others_read(files[2]):
                 raise KitError(
                     f"Other users can read the private key {files[2]}: `chmod 600` it, or make new kits."
@@ -59,8 +59,8 @@ def read(kit: Path) -> tuple[bytes, bytes, bytes]:
 def _others_read(key: Path) -> bool:
     """Whether other users can read a private key.
 
-    One of root's may be for a group: so a machine's administrator, or a Kubernetes secret with `fsGroup`,
-    hands a key to a service that can read it, and cannot change it.
+    A key of root may be readable by a group: an administrator, or a Kubernetes secret with `fsGroup`, gives a
+    service a key that it can read but not change.
     """
     if os.name != "posix":
         return False
@@ -98,7 +98,7 @@ def name_of(kit: Path) -> str:
 
 
 def expiry(kit: Path) -> datetime.datetime:
-    """Until when a kit's certificate is valid."""
+    """The end of a kit's certificate's validity."""
     from cryptography import x509
 
     return x509.load_pem_x509_certificate(read(kit)[1]).not_valid_after_utc
@@ -118,7 +118,7 @@ def days_left(kit: Path) -> float:
 
 
 def expires_soon(kit: Path, name: str) -> str | None:
-    """What to warn of in the last `SOON` days of a kit's certificate."""
+    """The warning in the last `SOON` days of a kit's certificate."""
     days = days_left(kit)
     if days > SOON:
         return None
@@ -126,7 +126,7 @@ def expires_soon(kit: Path, name: str) -> str | None:
 
 
 class Identity:
-    """What a site shows other sites through a server that it need not trust: a certificate, and signatures.
+    """A site's proofs to other sites, through a server that it need not trust: certificate and signatures.
 
     Args:
         kit: its folder.
@@ -145,7 +145,7 @@ class Identity:
         return json.dumps([public.hex(), signature.hex(), certificate.decode()]).encode()
 
     def checked(self, run: str, proof: bytes) -> tuple[str, bytes]:
-        """Whose key a proof is for, and the key.
+        """The owner of a proof's key, and the key.
 
         Raises:
             KitError: unless the federation's authority has signed the certificate of one of its sites, and
@@ -210,10 +210,10 @@ def _verify(key: Any, signature: bytes, message: bytes) -> None:
 
 
 class Authority:
-    """Who signs a federation's certificates: a folder with `AUTHORITY`, `KEY`, and a list of what was issued.
+    """The authority of a federation: a folder with `AUTHORITY`, `KEY`, and a list of issued certificates.
 
     Args:
-        folder: made by `create`, or with the certificate and the key of an authority that there is already.
+        folder: made by `create`, or with the certificate and the key of an existing authority.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -234,12 +234,12 @@ class Authority:
 
     @property
     def expired(self) -> bool:
-        """Whether nothing that it signs would be valid."""
+        """Whether certificates that it signs would be invalid."""
         return bool(self.certificate.not_valid_after_utc <= datetime.datetime.now(datetime.UTC))
 
     @classmethod
     def create(cls, folder: Path, days: int) -> Authority:
-        """A new one. Its key signs, and belongs to nobody's kit."""
+        """Make a new authority. Its key only signs, and is in no kit."""
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -278,10 +278,10 @@ class Authority:
 
 
 def make_kit(authority: Authority, folder: Path, hosts: Sequence[str] = (), days: int = DAYS) -> None:
-    """A party's kit, with a key of its own: the folder's name is the party's.
+    """Make a party's kit, with its own key; the folder's name is the party's.
 
     Raises:
-        KitError: if there is one; certificates are not replaced by accident.
+        KitError: if the kit exists, so that certificates are not replaced by accident.
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -299,10 +299,10 @@ def make(
     days: int = DAYS,
     authority: Authority | None = None,
 ) -> None:
-    """Kits for the server (``server``) and each site in subfolders, by a new authority or the one given.
+    """Make kits for the server (``server``) and each site in subfolders, by a new or a given authority.
 
     Raises:
-        KitError: if there are kits already.
+        KitError: if kits exist already.
     """
     place = folder / AUTHORITY_FOLDER
     if place.exists() or (folder / SERVER).exists():
@@ -313,7 +313,7 @@ def make(
 
 
 def renew(authority: Authority, folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
-    """A new certificate for the key of a kit. The old one stays valid until it expires or is revoked."""
+    """Issue a new certificate for a kit's key. The old one stays valid until it expires or is revoked."""
     from cryptography import x509
 
     file = folder / CERTIFICATE
@@ -324,7 +324,7 @@ def renew(authority: Authority, folder: Path, hosts: Sequence[str], days: int = 
 
 
 def request(folder: Path, name: str) -> Path:
-    """A site's key, which never leaves it, and a request for its certificate; returns the request's file."""
+    """Make a site's key, which never leaves it, and a request for its certificate; returns its file."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -338,10 +338,10 @@ def request(folder: Path, name: str) -> Path:
 
 
 def sign(authority: Authority, file: Path, kits: Path, sites: Sequence[str], days: int = DAYS) -> Path:
-    """Answer a site's request: its folder among the kits, without a key.
+    """Answer a site's request: make its folder among the kits, without a key.
 
     Raises:
-        KitError: if it is not a request, is damaged, or names a party that is not a site.
+        KitError: if it is not a request, is damaged, or names a party other than the sites.
     """
     from cryptography import x509
     from cryptography.x509.oid import NameOID
@@ -367,8 +367,7 @@ def sign(authority: Authority, file: Path, kits: Path, sites: Sequence[str], day
 def revoke(authority: Authority, server: Path, party: str) -> int:
     """Refuse all certificates of a party from now on; returns their number.
 
-    The serial numbers go into `REVOKED` in the server's kit, which a running server reads again when it
-    changes.
+    The serial numbers go into `REVOKED` in the server's kit, which a running server rereads when it changes.
     """
     if not (serials := authority.serials(party)):
         raise KitError(f"The authority has issued no certificate to {party!r}.")
@@ -388,7 +387,7 @@ def revoked(server: Path) -> frozenset[str]:
 
 
 def private_pem(key: Any) -> bytes:
-    """A private key, as a file holds it."""
+    """The content of a private key's file."""
     from cryptography.hazmat.primitives import serialization as s
 
     return bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
@@ -446,7 +445,7 @@ def _host(host: str) -> Any:
     from cryptography import x509
 
     try:
-        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))  # as it stands in an address
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))  # as written in an address
     except ValueError:
         return x509.DNSName(host)
 

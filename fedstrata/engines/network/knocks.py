@@ -1,8 +1,8 @@
-"""Who connects to a server's port and shows no certificate of the federation: for the log.
+"""Log peers that connect to a server's port without a certificate of the federation.
 
-gRPC says nothing of a handshake that fails. Linux lists the connections of a port; those that never became
-a site's stream are told, with the peer's address, once they are gone or have been silent for too long.
-Elsewhere nothing is told.
+gRPC does not report a failed handshake. Linux lists the connections of a port; those that never became a
+site's stream are logged, with the peer's address, once they are gone or have been silent for too long. On
+other systems nothing is logged.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from urllib.parse import unquote
 log = logging.getLogger("fedstrata.network")
 TABLES = Path("/proc/self/net/tcp"), Path("/proc/self/net/tcp6")
 LISTENS, OVER = "0A", "06"  # states of a connection
-TOLD = 5  # peers that one line names
+TOLD = 5  # the most peers in one line
 PAUSE = 1.0  # seconds between two looks
 
 Peer = tuple[IPv4Address | IPv6Address, int]
 
 
 class Knocks:
-    """Looks at a port's connections after somebody has knocked.
+    """Inspects a port's connections after a peer has connected.
 
     Args:
-        port: of the server.
-        patience: seconds that a connection has to show its certificate.
+        port: the server's port.
+        patience: the seconds in which a connection must show its certificate.
     """
 
     def __init__(self, port: int, patience: float) -> None:
@@ -45,7 +45,7 @@ class Knocks:
             self._shown.add(peer_of(peer))
 
     async def watch(self) -> None:
-        """Tell of strangers, for ever."""
+        """Log strangers, for ever."""
         while True:
             if not self._since:
                 await self.knocked.wait()
@@ -54,7 +54,7 @@ class Knocks:
             now = time.monotonic()
             for peer in there:
                 self._since.setdefault(peer, now)
-            # A peer that was silent for long is told once, and stays known until it is gone.
+            # A peer that was silent for long is logged once, and stays known until it is gone.
             late = [p for p, since in self._since.items() if since < now - self.patience or p not in there]
             self._tell([p for p in late if self._since[p] > 0 and p not in self._shown])
             self._since = {p: -1.0 if p in late else s for p, s in self._since.items() if p in there}
@@ -79,7 +79,7 @@ def peer_of(name: str) -> Peer:
 
 
 def peers_at(port: int) -> set[Peer]:
-    """Who is connected to a port of this machine."""
+    """The peers that are connected to a port of this machine."""
     lines: list[str] = []
     for table in TABLES:
         with suppress(OSError):

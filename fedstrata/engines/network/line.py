@@ -1,8 +1,7 @@
-"""A line to the server that is no faster than a site allows, in both directions.
+"""A line to the server with a site's limit on its bandwidth, in both directions.
 
-The site dials a port of its own process, which passes bytes on at a rate; what waits holds the sender up by
-TCP's own flow control. TLS goes through from end to end, and through an HTTP proxy where the environment
-names one.
+The site dials a port of its own process, which forwards bytes at a limited rate; TCP's own flow control then
+slows the sender. TLS passes through end to end, and through an HTTP proxy if the environment names one.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from urllib.request import getproxies, proxy_bypass
 
 log = logging.getLogger("fedstrata.network")
 BUFFER = 2**16  # bytes that wait at either end: pings, which keep a connection, wait behind them
-BURST = 0.05  # seconds for which a line may be faster
+BURST = 0.05  # seconds for which a line may exceed its rate
 DIALLING = 20.0  # seconds
 MEGABIT = 125_000.0  # bytes
 
 
 class Rates(NamedTuple):
-    """Megabits per second in each direction; None is as fast as can be."""
+    """Megabits per second in each direction; None is unlimited."""
 
     upload: float | None = None
     download: float | None = None
@@ -35,7 +34,7 @@ UNLIMITED = Rates()
 
 
 class Throttle:
-    """Lets so many bytes pass in a second.
+    """A limit on the bytes per second.
 
     Args:
         rate: megabits per second, or None.
@@ -44,11 +43,11 @@ class Throttle:
     def __init__(self, rate: float | None) -> None:
         self.rate = None if rate is None else rate * MEGABIT
         self.chunk = BUFFER if self.rate is None else max(512, min(BUFFER, int(self.rate * BURST)))
-        self._free = 0.0  # when all that has passed would have passed at the rate
+        self._free = 0.0  # the time at which the bytes so far would have passed at the rate
         self._lock = threading.Lock()
 
     def take(self, number: int) -> None:
-        """Wait until so many bytes may pass."""
+        """Wait until this number of bytes may pass."""
         if self.rate is None:
             return
         with self._lock:
@@ -60,15 +59,15 @@ class Throttle:
 
 
 class Line:
-    """A port of this process behind which a server is; a context in which it listens.
+    """A port of this process that forwards to a server; a context in which it listens.
 
     Args:
-        address: of the server, host:port.
-        rates: of the line.
+        address: the server's address, host:port.
+        rates: the rates of the line.
 
     Attributes:
-        host: the server's name, as its certificate has it.
-        dial: what to dial in place of the address.
+        host: the server's name, as in its certificate.
+        dial: the address to dial instead.
     """
 
     def __init__(self, address: str, rates: Rates) -> None:
@@ -119,7 +118,7 @@ def _pass_on(source: socket.socket, sink: socket.socket, throttle: Throttle) -> 
         while content := source.recv(throttle.chunk):
             throttle.take(len(content))
             sink.sendall(content)
-    for end in (source, sink):  # whoever hung up: both directions are over
+    for end in (source, sink):  # if either end hung up, both directions are over
         with suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
 
@@ -138,7 +137,7 @@ def _dialled(host: str, port: int) -> socket.socket:
     known = f"Proxy-Authorization: Basic {word}\r\n" if own else ""
     found.sendall(f"CONNECT {name} HTTP/1.1\r\nHost: {name}\r\n{known}\r\n".encode())
     answer = b""
-    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: what follows is the server's
+    while not answer.endswith(b"\r\n\r\n"):  # byte by byte: the next bytes are the server's
         if not (byte := found.recv(1)) or len(answer) > BUFFER:
             raise ConnectionError("the proxy hung up")
         answer += byte

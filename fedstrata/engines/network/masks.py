@@ -1,4 +1,4 @@
-"""Secure sums: pairwise masks that cancel, so that the server learns the sum of the sites' uploads alone.
+"""Secure sums: pairwise masks that cancel, so that the server learns only the sum of the sites' uploads.
 
     1  site i, once in a run: a pair of X25519 keys; the public one, signed with the site's certificate
     2  sites i, j: s_ij ← X25519 of i's private and j's public key, after j's certificate was checked
@@ -7,10 +7,10 @@
     5      site i: round(2^s · u_i) + Σ_{j>i} m_ij − Σ_{j<i} m_ij modulo 2^b
     6  server: the sum over the cohort modulo 2^b, read as a signed number, times 2^−s
 
-u_i is site i's weighted sum. b is 32 where its numbers have a bound (``clip``), else 64; s is as large as the
+u_i is site i's weighted sum. b is 32 if its numbers have a bound (``clip``), else 64; s is as large as the
 sum's bound B allows, so that each coordinate is right to n·2^−s−1. Masks are those of Bonawitz et al. (2017)
-without their recovery: where a site is lost the attempt ends, and the next one has another number, and so
-other masks.
+without their recovery: if a site is lost the attempt ends, and the next one has another number and thus other
+masks.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fedstrata.engines.network.states import SiteRefused
 from fedstrata.support.writing import append, write_atomically
 
 FEWEST = LEAST_SUM
-LEAST_SHARE = 1e-3  # of a sum's weight, for a site to count among these
-LARGEST = 2.0**24  # a site's number where no bound is known
+LEAST_SHARE = 1e-3  # the least share of a sum's weight for a site to count towards `FEWEST`
+LARGEST = 2.0**24  # the bound of a site's numbers if none is known
 MARGIN = 1.01  # for rounding: of a norm that was clipped in float32, and of each site's integers
-TAILS = 12.0  # deviations of noise that a bound has room for: beyond with probability 1e-32
+TAILS = 12.0  # deviations of noise within a bound, exceeded with probability 1e-32
 KEY, ANSWERED = "mask.key", "answered"  # files in the run's folder
 _INFO = b"fedstrata mask 1"
 
@@ -41,11 +41,11 @@ class SumRequest(NamedTuple):
     """A sum that a message contributes to.
 
     Attributes:
-        what: the exchange: program, position, phase, round, turn.
-        number: of the message.
-        shares: of each site, the weight of its clients in the sum; negative where it is not asked.
-        digest: of all this but the number, and of key and message. Masks depend on it, so that sites that
-            were told different things give no sum at all.
+        what: the exchange as program, position, phase, round, turn.
+        number: the message's number.
+        shares: the weight of each site's clients in the sum; negative if it is not asked.
+        digest: of all this but the number, and of key and message. Masks depend on it, so that masks of sites
+            with different requests do not cancel.
     """
 
     what: str
@@ -55,7 +55,7 @@ class SumRequest(NamedTuple):
 
     @classmethod
     def of(cls, what: str, number: int, arrays: Sequence[np.ndarray]) -> SumRequest:
-        """From the arrays that all sites are sent: shares, key, message."""
+        """From the arrays that all sites get: shares, key, message."""
         code = hashlib.sha256(what.encode())
         for array in arrays:
             code.update(f"{array.dtype} {array.shape}".encode())
@@ -64,12 +64,12 @@ class SumRequest(NamedTuple):
 
 
 def bound_of(clip: float | None, noise: float | None, shares: np.ndarray) -> tuple[float | None, float]:
-    """How large a site's number is per weight, or None; and the bound B of the sum.
+    """The bound of a site's numbers per weight, or None; and the bound B of the sum.
 
     Args:
-        clip: C of an upload's norm.
+        clip: the bound C of an upload's norm.
         noise: the deviation of an upload's own noise over C.
-        shares: each site's weight, negative where it is not asked.
+        shares: each site's weight, negative if it is not asked.
     """
     shares = shares[shares >= 0]
     if clip is None or not math.isfinite(clip):
@@ -79,7 +79,7 @@ def bound_of(clip: float | None, noise: float | None, shares: np.ndarray) -> tup
 
 
 class Fixed:
-    """Numbers in fixed point: what sites and server agree on for an exchange.
+    """The fixed-point format that sites and server share for an exchange.
 
     Args:
         clip, noise, shares: see `bound_of`.
@@ -89,14 +89,14 @@ class Fixed:
         self.each, bound = bound_of(clip, noise, shares)
         self.bits = 64 if self.each is None else 32
         self.dtype = np.dtype(np.uint64 if self.each is None else np.uint32)
-        # the largest power of two by which sums within the bound are integers below 2^(bits−1)
+        # the largest power of two that makes sums within the bound integers below 2^(bits−1)
         self.scale = 2.0 ** math.floor(self.bits - 1 - math.log2(MARGIN * max(bound, 1e-280)))
 
     def encode(self, arrays: Sequence[np.ndarray], share: float) -> np.ndarray:
         """A site's weighted sums as one vector of integers.
 
         Raises:
-            SiteRefused: for a number that the sum has no room for.
+            SiteRefused: for a number outside the range of the sum.
         """
         flat = np.concatenate([np.asarray(a, np.float64).reshape(-1) for a in arrays] or [np.zeros(0)])
         most = MARGIN * LARGEST if self.each is None else self.each * share
@@ -105,7 +105,7 @@ class Fixed:
                 f"An upload has a number that is not finite or beyond {most:.3g}, for which a secure sum has "
                 "no room: the method diverges, or its uploads need clip=."
             )
-        flat *= self.scale  # in place, as the copy is the size of a model
+        flat *= self.scale  # in place, because a copy has the size of a model
         return np.rint(flat, out=flat).astype(np.int64).astype(self.dtype)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
@@ -117,12 +117,12 @@ class Fixed:
 class Masker:
     """One site's part in one run.
 
-    The private key and what was answered are on disk before anybody hears of them: whoever restarts has the
-    same masks for the same message, and gives no other answer.
+    The private key and the answers are on disk before they are used: after a restart, the site has the same
+    masks for the same message, and gives no other answer.
 
     Args:
         run: the run's name.
-        folder: where they are kept; None keeps them in this process.
+        folder: the folder of both; None keeps them in this process.
     """
 
     def __init__(self, run: str, folder: Path | None = None) -> None:
@@ -151,7 +151,7 @@ class Masker:
         return self._private.public_key().public_bytes_raw()
 
     def meet(self, publics: Sequence[bytes]) -> None:
-        """Agree with every other site; keys are in the sites' order, their signatures checked."""
+        """Agree on masks with every other site; keys are in the sites' order, with checked signatures."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         if len(publics) < FEWEST or len(set(publics)) < len(publics) or self.public not in publics:
@@ -166,15 +166,15 @@ class Masker:
         }  # line 2
 
     def admit(self, asked: SumRequest, everyone: bool, own: float) -> None:
-        """Check what a sum would show, and note the answer: an exchange has one cohort and one message.
+        """Check what a sum would reveal, and record the answer: an exchange has one cohort and one message.
 
         Args:
             asked: the sum.
-            everyone: whether the text asks every client there.
-            own: the weight of this site's clients.
+            everyone: whether the text asks every client in it.
+            own: the weights of this site's clients.
 
         Raises:
-            SiteRefused: if it would show more than the text's sums do.
+            SiteRefused: if it would reveal more than the text's sums do.
         """
         shares, what, number = asked.shares, asked.what, asked.number
         if shares.shape != (1 + len(self._shared),) or shares.dtype != np.float64:
@@ -203,7 +203,7 @@ class Masker:
         self._answered[what] = digest
 
     def mask(self, vector: np.ndarray, counts: np.ndarray, asked: SumRequest) -> list[np.ndarray]:
-        """Lines 3 to 5, of a vector and of counts (modulo 2^64)."""
+        """Lines 3 to 5, for a vector and for counts (modulo 2^64)."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -214,13 +214,13 @@ class Masker:
         for j in np.flatnonzero(asked.shares >= 0).tolist():
             if j != self.index:
                 key = HKDF(SHA256(), 48, None, context).derive(self._shared[j])
-                # Zeros in counter mode are the cipher's own stream: a number that only these two can compute.
+                # Zeros in counter mode give the cipher's stream, which only these two can compute.
                 stream = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor().update(zeros)
                 own = np.frombuffer(stream, vector.dtype, vector.size, counts.nbytes)
                 first = np.frombuffer(stream, np.uint64, counts.size)
                 sign = (
                     np.add if self.index < j else np.subtract
-                )  # of a pair one adds what the other takes away
+                )  # one site of a pair adds what the other subtracts
                 sign(vector, own, out=vector)
                 sign(counts, first, out=counts)
         return [vector, counts]

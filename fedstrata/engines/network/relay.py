@@ -1,12 +1,12 @@
-"""A relay: to the server above it a site, to the sites of its region their server.
+"""A relay: a site to the server above it, and a server to the sites of its region.
 
-    1  open: open the run at every site of the region; say above that all of their clients are one site's
+    1  open: open the run at every site of the region; report all of their clients as one site's
     2  exchange: ask the sites whose clients are asked, and wait for all of them
-    3  send their sum up, or, where single replies are asked for, all of them in the clients' order
+    3  send their sum up or, if single replies are requested, all of them in the clients' order
 
-A relay holds no text and no samples. The sites compare their texts with the server's, as they would without
-it, and the server gets a region's mean in place of each site's. One of the relay's states stands for a state
-of each site, and says so on its own disk.
+A relay holds no text and no samples. The sites compare their texts with the server's, as without a relay, and
+the server gets a region's mean instead of each site's. Each of the relay's states maps to a state of each
+site, on its own disk.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ AWAY = ("away", "late")  # failures that may be over when the site is asked agai
 
 
 class Relay(Party):
-    """A region's server, which answers for its sites.
+    """A region's server, which answers on behalf of its sites.
 
     Args:
-        transport: to the region's sites.
-        folder: where its states are kept.
-        audit: the account of what it was asked from above; that of what it asks is the transport's.
+        transport: the transport to the region's sites.
+        folder: the folder of its states.
+        audit: the account of the requests from above; the transport has the account of its own requests.
         anew: whether a site of the region that lost its state may join again, if the server allows it too.
-        patience: seconds for which a site that is away is waited for within an exchange.
-        once: whether it ends when the server says that nothing more will be asked.
+        patience: the seconds to wait for an absent site within an exchange.
+        once: whether it ends when the server announces the end.
         around: a context in which a request with this header is answered.
     """
 
@@ -64,7 +64,7 @@ class Relay(Party):
         self.there: Federation | None = None
         self.told: tuple[Header, Arrays] = {}, []
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
-        self._states: dict[int, list[int]] = {}  # of each of its states, those of the sites
+        self._states: dict[int, list[int]] = {}  # for each of its states, the sites' states
         self._site_of: dict[int, int] = {}
 
     def call(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
@@ -89,7 +89,7 @@ class Relay(Party):
                 return self._exchange(self.there, header, arrays)
             if op == "memory":
                 return self._memory(self.there)
-        except (Unfinished, ValueError) as error:  # of the region's sites, in words
+        except (Unfinished, ValueError) as error:  # messages about the region's sites
             if isinstance(error, wire.WireError):
                 raise
             raise SiteRefused(str(error)) from error
@@ -163,7 +163,7 @@ class Relay(Party):
         return self.last[1]
 
     def _rows(self, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, dict[int, np.ndarray]]:
-        """The clients that are asked, their weights, and where each site's are among them."""
+        """The clients that are asked, their weights, and the positions of each site's clients among them."""
         if len(arrays) < 3 or arrays[0].ndim != 1 or arrays[1].shape != arrays[0].shape:
             raise SiteRefused("A request without clients, weights or key.")
         clients, weights = arrays[:2]
@@ -175,7 +175,7 @@ class Relay(Party):
     def _asked(
         self, there: Federation, requests: Mapping[int, Request], number: int, before: list[int]
     ) -> dict[int, Request]:
-        """The replies of all: who has answered is not asked again, and who is away is waited for."""
+        """The replies of all sites: it asks no site again that has answered, and waits for absent ones."""
         replies: dict[int, Request] = {}
         end = time.monotonic() + self.patience
         while True:
@@ -211,7 +211,7 @@ class Relay(Party):
     # ---- states
 
     def _at(self, states: list[int]) -> list[list[int]]:
-        """The sites' states of these."""
+        """The sites' states for some of the relay's states."""
         if unknown := [state for state in states if state not in self._states]:
             raise SiteRefused(
                 f"This relay is to go on from the state {unknown[0]}, and does not know it. Was its folder "
@@ -220,11 +220,11 @@ class Relay(Party):
         return [self._states[state] for state in states]
 
     def _each(self, states: list[int]) -> dict[int, list[int]]:
-        """Of each site, what stands for these states, each once."""
+        """Each site's states for these states, without repetition."""
         return {i: list(dict.fromkeys(own)) for i, own in enumerate(zip(*self._at(states), strict=True))}
 
     def _keep(self, states: dict[int, list[int]]) -> None:
-        """On disk before anybody hears of it."""
+        """Store a new state on disk before it is announced."""
         if states != self._states:
             content = {"states": list(states.items()), "sha256": UNSEALED}
             write_atomically(self._file(), sealed(json.dumps(content).encode()))

@@ -1,8 +1,8 @@
-"""What a site takes part in, whatever a server asks: rules of its own, on its own disk.
+"""A site's own rules for the runs that it takes part in, on its own disk.
 
-A run is judged by the site's own text: `Asks` says what the text would ask, and `Rules.admit` refuses a run
-before any of its samples is touched. What a text cannot tell beforehand (how often the server asks, how much
-memory a phase takes, what time it is) is refused when it comes. All refusals are told to the server in words.
+A run is judged by the site's own text: `Asks` lists the text's requests, and `Rules.admit` refuses a run
+before any sample is read. Limits that do not follow from a text (the number of requests, the memory of a
+phase, the time of day) are checked at each request. The server gets the reason for every refusal.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ MIB = 2**20
 
 
 class Asks(NamedTuple):
-    """What a run would ask of a site, from the site's own text.
+    """The requests of a run to a site, from the site's own text.
 
     Attributes:
-        digest: of its programs, hyper-parameters, start, and number of rounds.
+        digest: the digest of its programs, hyper-parameters, start, and number of rounds.
         replies: the phases whose single replies the server gets.
-        secure: whether the server gets sums over sites alone.
-        rounds: how many rounds there are.
+        secure: whether the server gets only sums over sites.
+        rounds: the number of rounds.
     """
 
     digest: str
@@ -35,16 +35,16 @@ class Asks(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """What a site takes part in. The default allows every run of its own text.
+    """A site's rules. The default allows every run of its own text.
 
     Args:
-        approved: digests of the runs that a person has approved; None approves all.
-        reveals: ``"averages"`` refuses runs in which the server gets single replies of clients.
+        approved: the digests of approved runs; None approves all.
+        reveals: ``"averages"`` refuses runs in which the server gets clients' single replies.
         secure: whether the server may only get masked sums.
         rounds: the most rounds of a run.
-        answers: the most exchanges that are answered in all runs together, as the site's account counts them.
+        answers: the most answered exchanges in all runs together, as counted in the site's account.
         memory: the most MiB that a phase may take.
-        hours: from when to when it answers, on this machine's clock; it may go over midnight.
+        hours: the times between which it answers, on this machine's clock; may span midnight.
     """
 
     approved: Collection[str] | None = None
@@ -79,7 +79,7 @@ class Rules:
             )
 
     def check_answers(self, answered: int) -> None:
-        """Refuse one exchange more than the policy allows."""
+        """Refuse an exchange beyond the policy's limit."""
         if self.answers is not None and answered >= self.answers:
             raise SiteRefused(f"This site has answered {answered} exchanges, and its policy allows no more.")
 
@@ -92,7 +92,7 @@ class Rules:
             )
 
     def open_at(self, now: datetime.time) -> bool:
-        """Whether it answers at this time of the day."""
+        """Whether the site answers at this time of day."""
         if self.hours is None:
             return True
         begin, end = self.hours  # over midnight, the end is before the beginning

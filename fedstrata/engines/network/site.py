@@ -1,8 +1,8 @@
-"""A site: its clients' samples, what they remember, and the phases of its own copy of the text.
+"""A site: its clients' samples, their memory, and the phases of its own copy of the text.
 
-Asked for exchange k of a program, a site replays its text on made-up values up to there and runs the phase
-that it finds on its own samples. The phase, the shapes of the message, whether replies are averaged: all of
-that is its own text's. So a site cannot be asked for anything that is not in its text.
+For exchange k of a program, a site replays its text on made-up values up to there, and runs the phase that it
+finds on its own samples. Its own text determines the phase, the shapes of the message, and whether replies
+are averaged. So a server cannot request anything that is not in the site's text.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.frozen import lending
 from fedstrata.support.tracing import is_traced
 
-STACKED = "stacked"  # a reply's entry where it has a row for each client
+STACKED = "stacked"  # a reply's entry if it has a row for each client
 EVERYTHING = Rules()
 
 
 class Reached(Exception):
-    """The replay came to the exchange that is wanted."""
+    """The replay has reached the requested exchange."""
 
     def __init__(self, exchange: Exchange, memory: PyTree, channel: Any) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Reached(Exception):
 
 
 class SiteFed(Positioned):
-    """The verbs of a replay: made-up replies up to the exchange that is wanted.
+    """The verbs of a replay: made-up replies up to the requested exchange.
 
     ``memory`` has a leading axis of the site's own clients.
     """
@@ -89,12 +89,12 @@ class SiteFed(Positioned):
     ) -> PyTree:
         """One turn: every turn has the same exchanges."""
         if not is_traced(times) and int(times) <= 0:
-            return carry  # known to have no turn, at the server as well
+            return carry  # known to have no turn, at the server too
         return body(self.fake.astype(jnp.int32), carry)
 
 
 class Wanted(NamedTuple):
-    """Which exchange of the text: of a program, at a position, by its phase's name, in a round of so many."""
+    """An exchange of the text: its program, its position, its phase's name, and the round's clients."""
 
     program: str
     k: int
@@ -114,11 +114,11 @@ class _Compiled(NamedTuple):
 
 @dataclass
 class Place:
-    """Where a site stands in a run.
+    """A site's place in a run.
 
     Attributes:
         clients: the numbers of its clients in the federation.
-        total: the samples of all clients together.
+        total: the number of samples of all clients together.
     """
 
     clients: np.ndarray
@@ -128,21 +128,21 @@ class Place:
 class Site:
     """One organisation in one run.
 
-    A request has, in its header, ``what`` it is about (program, position, phase, participants), its ``round``
-    and ``states`` (the one that it builds on, and those that the server may come back to); its arrays are
-    clients, weights, key and message.
+    A request's header has ``what`` it is about (program, position, phase, participants), its ``round`` and
+    ``states`` (the one that it builds on, and those that the server may return to); its arrays are clients,
+    weights, key and message.
 
     Args:
-        text: its own copy.
+        text: its own copy of the text.
         data: its clients' samples.
-        place: which clients they are.
-        folder: where states are kept on disk; None keeps them in this process alone.
-        programs: compiled phases, to be shared by sites of one process that hold the same text.
-        secret: of this run alone: what noise is drawn from besides the message, so that the server cannot
-            draw it too, and the same message has the same noise; None draws what the simulated engine draws.
-        masker: its part in secure sums, where the text asks for them.
-        allowance: what may be learnt of its samples; None: without a limit.
-        rules: what else it does not do.
+        place: the numbers of its clients, and the samples of all.
+        folder: the folder of the states; None keeps them in this process only.
+        programs: compiled phases, shared by sites of one process that hold the same text.
+        secret: a secret of this run, from which noise is drawn besides the message: the server cannot draw it
+            too, and the same message has the same noise; None draws the simulated engine's noise.
+        masker: its part in secure sums, if the text uses them.
+        allowance: the privacy budget of its samples; None: unlimited.
+        rules: further limits.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Site:
         )
         self.fingerprint = "" if secret is None else data.fingerprint
         self.last: tuple[int, tuple[Header, Arrays]] | None = None
-        self.showed = ""  # what the server got in the last answer, for the account
+        self.showed = ""  # the content of the last answer, for the account
         self._programs: dict[Any, _Compiled] = {} if programs is None else programs
         words = jax.random.key_data(jax.random.key(0))
         self._key = words.shape, words.dtype
@@ -206,7 +206,7 @@ class Site:
         asked = self._asked(header, number, [*wanted, r], key, leaves)
         leaves = leaves if asked is None else leaves[1:]
         places = self._places(clients, weights)
-        before = self.states.at(states[0])  # nothing is forgotten yet: the phase may still fail
+        before = self.states.at(states[0])  # no state is deleted yet: the phase may still fail
         own = self._own_words([*wanted, r], arrays, before)
         r = max(r, 0)
         compiled, arguments = self._prepare(wanted, r, clients, places, weights, key, leaves, before, own)
@@ -235,7 +235,7 @@ class Site:
     def _asked(
         self, header: Header, number: int, about: list[Any], key: np.ndarray, leaves: Arrays
     ) -> SumRequest | None:
-        """What a message says of the sum that it is for; None where the text asks for none."""
+        """The secure sum that a message describes; None if the text uses none."""
         if not self.setup.secure:
             return None
         if self.masker is None:
@@ -251,7 +251,7 @@ class Site:
         self.masker.admit(asked, compiled.everyone, float(weights.sum(dtype=np.float64)))
 
     def _masked(self, asked: SumRequest, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:
-        """What is sent in place of uploads and counts."""
+        """The masked numbers, sent instead of uploads and counts."""
         assert self.masker is not None
         method: Any = self.text.method
         clip, noise = method.bound(place)
@@ -267,10 +267,10 @@ class Site:
         self.allowance.spend(costs_of(channel, compiled.releases, self.sizes, compiled.floating))
 
     def _own_words(self, about: list[Any], arrays: Arrays, memory: PyTree) -> np.ndarray | None:
-        """The words of a key for noise, unknown to the server: the same for the same question.
+        """The words of a key for noise, unknown to the server and the same for the same question.
 
-        A question is a message, what clients remember and their samples: were the noise the same with another
-        of these, the difference of two answers would be without it.
+        A question is a message, the clients' memory and their samples: if another question had the same
+        noise, the difference of the two answers would have none.
         """
         if self.secret is None:
             return None
@@ -281,7 +281,7 @@ class Site:
         return np.frombuffer(code.digest(), dtype)[: math.prod(shape)].reshape(shape)
 
     def _places(self, clients: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        """Where the clients are among this site's own."""
+        """The positions of the clients among this site's own."""
         if clients.ndim != 1 or clients.dtype.kind != "i" or weights.shape != clients.shape:
             raise SiteRefused("The request does not name its clients.")
         asked = clients.tolist()
@@ -295,15 +295,15 @@ class Site:
         self, wanted: Wanted, r: int, clients: np.ndarray, places: np.ndarray, weights: np.ndarray,
         key: np.ndarray, leaves: Arrays, memory: PyTree, own_words: np.ndarray | None,
     ) -> tuple[_Compiled, tuple[Any, ...]]:  # fmt: skip
-        """The compiled phase and its arguments; clients are padded to a power of two, so that few compile."""
+        """The compiled phase and its arguments; padding clients to a power of two limits the compilations."""
         own, number = len(self.locate), len(clients)
         padded = min(own, 1 << (number - 1).bit_length())  # cohorts of any number: few programs
         clients = np.pad(clients.astype(np.int32), (0, padded - number))
-        places = np.pad(places, (0, padded - number), constant_values=own)  # dropped where memory is written
+        places = np.pad(places, (0, padded - number), constant_values=own)  # dropped when memory is written
         weights = np.pad(weights.astype(jnp.result_type(float)), (0, padded - number))
         if (key.shape, key.dtype) != self._key:
             raise SiteRefused("The key of the request is not a random key.")
-        # The last one, `fake`, is what all made-up values are computed from: `reads` finds those that leak.
+        # All made-up values are computed from the last one, `fake`: `reads` finds those that leak.
         arguments = (
             [one.arrays for one in self.setup.problem.held], self.text.method, key, np.int32(r),
             np.asarray(self.place.total, jnp.result_type(int)), clients, places, weights, leaves, memory,
@@ -333,7 +333,7 @@ class Site:
         floating = all(jnp.issubdtype(u.dtype, jnp.inexact) for u in traced.out_info[0])
         released = () if channel is None else channel.released.get(one.place, ())
         compiled = lowered.compile()
-        if (needs := compiled.memory_analysis()) is not None:  # not every backend tells
+        if (needs := compiled.memory_analysis()) is not None:  # not every backend has it
             size = needs.argument_size_in_bytes + needs.output_size_in_bytes + needs.temp_size_in_bytes
             self.rules.check_memory(wanted.phase, size)
         return _Compiled(compiled, one.stacked, one.evaluation, one.of is None, one.place, floating, released)
@@ -343,10 +343,10 @@ class Site:
         total: Array, clients: Array, places: Array, weights: Array, leaves: list[Array], memory: PyTree,
         data: Placed, own_words: Array | None, fake: Array,
     ) -> tuple[list[Array], PyTree, counting.Tally]:  # fmt: skip
-        """What the site computes for an exchange, as one traced function."""
+        """The site's computation for an exchange, as one traced function."""
         setup = replace(self.setup, participants=wanted.participants)
         exchange, memory_there, channel = self._replay(setup, wanted, method, r, memory, data, fake)
-        found.append((exchange, channel))  # what is static of it, for whoever traces this
+        found.append((exchange, channel))  # its static part, for the function that traces this
         message = _fitted(exchange, wanted.phase, leaves)
         message = message if own_words is None else with_own_words(message, own_words)
         exchange = exchange._replace(key=jax.random.wrap_key_data(key), message=message)
@@ -403,14 +403,14 @@ class Site:
 
 
 def _exchanged(text: Text) -> tuple[tuple[str, Any], ...]:
-    """The metrics that ask clients: those of each client, where single replies are shown anyway."""
+    """The metrics that ask clients: of each client, if the server gets single replies anyway."""
     if text.method.reveals_on(text.setup.problem) != "replies":
         return ()
     return tuple((name, metric) for name, metric in text.setup.metrics if metric.each_client)
 
 
 def _fitted(exchange: Exchange, phase: str, leaves: list[Array]) -> Any:
-    """The message, in the structure that this site's text has."""
+    """The message, in the structure of this site's text."""
     like, structure = jax.tree.flatten(exchange.message)
     wanted = [(leaf.shape, leaf.dtype) for leaf in like]
     found = [(leaf.shape, leaf.dtype) for leaf in leaves]

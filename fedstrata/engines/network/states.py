@@ -1,9 +1,9 @@
-"""What a site's clients remember, in states that the server names: which rounds count is its to say.
+"""The memory of a site's clients, in states that the server names, because it decides which rounds count.
 
-A state is named by the number of the message that left it; 0 is what there was before the first round. Every
-request names the state that it builds on, and those that the server may come back to; the rest is forgotten.
-So one rule covers a retry, a server that went back to its checkpoint, a site that was away or restarted, and
-a late answer to a round that was then done without the site: that state is never named again.
+A state is named by the number of the message that left it; 0 is the state before the first round. Every
+request names the state that it builds on, and those that the server may return to; the rest is deleted. So
+one rule covers a retry, a server that returned to its checkpoint, a site that was away or restarted, and a
+late answer to a round that was then completed without the site: that state is never named again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _PREFIX, _SUFFIX = "state_", ".safetensors"
 
 
 class SiteRefused(RuntimeError):
-    """A site does not do what it is asked; it has changed nothing."""
+    """A site refuses a request; nothing has changed."""
 
 
 class Forgotten(SiteRefused):
-    """Nothing of a run that has begun is remembered."""
+    """The site has no state of a run that has begun."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -39,8 +39,8 @@ class States:
     """The states of one site in one run.
 
     Args:
-        first: what clients remember before the first round; None where the method has no memory.
-        folder: where states are kept, each sealed by a digest; None keeps them in this process.
+        first: the clients' memory before the first round; None if the method has no memory.
+        folder: the folder of the states, each sealed by a digest; None keeps them in this process.
         data: the fingerprint of the site's samples: states belong to them.
 
     Attributes:
@@ -50,21 +50,21 @@ class States:
     def __init__(self, first: PyTree, folder: Path | None = None, data: str = "") -> None:
         self.first, self.folder, self.data = first, folder, data
         self.number, self.memory = 0, first
-        self._others: dict[int, PyTree] = {}  # where there is no folder
+        self._others: dict[int, PyTree] = {}  # used without a folder
         self._there = set() if folder is None else set(numbers_in(folder))
 
     def start(self, numbers: Sequence[int] = (0,)) -> None:
-        """Forget everything: what there was before the first round stands for these states."""
+        """Delete all states: the memory before the first round replaces these states."""
         self._forget_but(())
         for number in reversed(numbers):  # the first of them is left last, and is then the present one
             self.leave(number, self.first)
 
     def check(self, wanted: Sequence[int]) -> None:
-        """Whether this site can continue in a run from the first of these states, after a restart say.
+        """Check that this site can continue a run from the first of these states, such as after a restart.
 
         Raises:
-            Forgotten: if nothing is remembered.
-            SiteRefused: if what is remembered is damaged, of other data, or not what is wanted.
+            Forgotten: if the site has no state.
+            SiteRefused: if the states are damaged, of other data, or lack the requested one.
         """
         for number in self._there:  # a damaged file is found now, not in the middle of the run
             self._load(number)
@@ -73,7 +73,7 @@ class States:
         self.at(wanted[0])
 
     def at(self, number: int) -> PyTree:
-        """What clients remember in a state.
+        """The clients' memory in a state.
 
         Raises:
             SiteRefused: if the state is not kept here.
@@ -82,7 +82,7 @@ class States:
             return self.memory
         if number in self._there:
             return self._load(number)
-        if number == 0:  # before the first message nothing has been left, so that there is no file
+        if number == 0:  # before the first message, no file exists
             return self.first
         raise SiteRefused(
             f"This site is to continue from its state after message {number}, which it does not have; "
@@ -93,28 +93,28 @@ class States:
 
     @property
     def newest(self) -> int | None:
-        """The state that was left last, or None."""
+        """The newest state, or None."""
         return max(self._there, default=None)
 
     def go_to(self, wanted: Sequence[int]) -> None:
-        """Be in the first of these states, and forget all that are not among them."""
+        """Enter the first of these states, and delete all others that are not among them."""
         self.number, self.memory = wanted[0], self.at(wanted[0])
         self._forget_but(wanted)
 
     def leave(self, number: int, memory: PyTree, r: int = START_ROUND) -> None:
-        """Be in a new state, in round r; it is on disk before anybody hears of it."""
+        """Enter a new state, in round r; it is on disk before it is announced."""
         if self.folder is None:
             self._others[number] = memory
         else:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # Sealed with what it is: a file that was renamed, or is of other samples, is refused when read.
+            # Sealed with its identity: a file that was renamed, or is of other samples, is refused when read.
             facts = {"state": number, "round": r, "data": self.data}
             save_arrays(self._file(number), flatten("memory", memory), facts)
         self._there.add(number)
         self.number, self.memory = number, memory
 
     def _forget_but(self, wanted: Sequence[int]) -> None:
-        # What the server will never name again goes: there are as many files as states that it may name.
+        # Delete states that the server will never name again: as many files are left as it may name.
         for number in self._there - set(wanted):
             self._others.pop(number, None)
             if self.folder is not None:
@@ -152,5 +152,5 @@ def numbers_in(folder: Path) -> list[int]:
 
 
 def first_of(one: PyTree, clients: int) -> PyTree:
-    """What so many clients remember before the first round."""
+    """The memory of some number of clients before the first round."""
     return jax.tree.map(lambda leaf: np.repeat(leaf[None], clients, axis=0), one)

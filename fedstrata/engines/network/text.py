@@ -1,8 +1,8 @@
-"""What both sides hold: the text of a run, replayed by position; and a check that nothing leaks past it.
+"""The text of a run, which both sides hold and replay by position; and a check that nothing leaks past it.
 
-A text is a program ("start", "round", "measure") of a posed run. Its exchanges are numbered as they are met,
-and the body of a loop has the same numbers at every turn. So "exchange 2 of the round" means the same to
-everyone who holds the text.
+A text is a program ("start", "round", "measure") of a posed run. Its exchanges are numbered in order, and the
+body of a loop has the same numbers at every turn. So "exchange 2 of the round" means the same to everyone who
+holds the text.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from fedstrata.engines.engine import Carry
 from fedstrata.support.private_jax import dce_jaxpr
 
 PROGRAMS = ("start", "round", "measure")
-START_ROUND = -1  # the number of the round that "start" is, for what clients remember
+START_ROUND = -1  # the number of "start" as a round, for the clients' memory
 
 
 @dataclass(frozen=True)
 class Text:
-    """A posed run, as both sides have it.
+    """A posed run, as both sides hold it.
 
     Attributes:
-        setup: what is fixed.
-        method: with its horizon.
-        state: a state, of which only shapes matter.
-        memory: what one client remembers before the first round.
+        setup: the fixed parts of the run.
+        method: the method with its horizon.
+        state: a state, for its shapes only.
+        memory: one client's memory before the first round.
         server: shapes of the server's own samples, or None.
-        rounds: how many there are; None where that is not known.
+        rounds: the number of rounds; None if it is not known.
     """
 
     setup: Setup
@@ -56,7 +56,7 @@ class Text:
 
 
 def shapes(tree: PyTree) -> PyTree:
-    """Shapes and dtypes alone."""
+    """Only shapes and dtypes."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), _dtype(leaf)), tree)
 
 
@@ -65,13 +65,13 @@ def _dtype(leaf: Any) -> Any:
 
 
 def made_up(like: PyTree, fake: Array) -> PyTree:
-    """Values of the right shapes that mean nothing; whatever is computed from them can be told by `reads`."""
+    """Meaningless values of the right shapes; `reads` finds everything that is computed from them."""
     return jax.tree.map(lambda leaf: jnp.full(leaf.shape, fake).astype(leaf.dtype), like)
 
 
 def reads(traced: Any, arguments: tuple[Any, ...], which: int) -> bool:
-    """Whether a traced program's results, or what it sends, depend on one of its arguments."""
-    # Dead code aside, an input that is used reaches a result or a callback; one that is not cannot leak.
+    """Whether a traced program's results or messages depend on one of its arguments."""
+    # Apart from dead code, a used input reaches a result or a callback; an unused one cannot leak.
     jaxpr = traced.jaxpr.jaxpr
     _, used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
     before = len(jax.tree.leaves(arguments[:which]))

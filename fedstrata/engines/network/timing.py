@@ -1,4 +1,4 @@
-"""How long sites take to answer: the deadlines of exchanges, and who the others wait for."""
+"""The sites' response times: the deadlines of exchanges, and the sites that others wait for."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-MANY = 200  # exchanges after which a site that is nearly always the last is told
-RECENT = 64  # answers of a site from which its usual time is known
+MANY = 200  # exchanges after which a site that is nearly always the last is reported
+RECENT = 64  # a site's last answers, which give its usual time
 
 
 class Slot(NamedTuple):
-    """What a site compiles once.
+    """The identity of a phase that a site compiles once.
 
     Attributes:
-        site: its number.
+        site: the site's number.
         program, k: an exchange of the text.
-        participants: how many clients there are in the round.
-        rows: for how many of the site's own clients there is room, as the power of two.
+        participants: the number of clients in the round.
+        rows: the room for the site's own clients, as the power of two.
     """
 
     site: int
@@ -30,18 +30,18 @@ class Slot(NamedTuple):
 
 
 class Timing:
-    """What a run's exchanges took.
+    """The times of a run's exchanges.
 
     Args:
-        first: seconds for an exchange that a site has not done before, as it compiles.
+        first: seconds for a site's first exchange of a kind, for which it compiles.
         least: the fewest seconds for any other.
 
     Attributes:
-        stretch: by what deadlines are multiplied; it grows while a site is late in a round.
-        exchanges, seconds: how many there were, and the seconds until the last site had answered.
-        timed: the number of exchanges in which nobody compiled.
-        last: how often each site was the last to answer in these.
-        waited: seconds that each site was waited for when all others had answered.
+        stretch: the factor of the deadlines; it grows while a site is late in a round.
+        exchanges, seconds: their number, and the total seconds until the last site had answered.
+        timed: the number of exchanges in which no site compiled.
+        last: the number of these in which each site was the last to answer.
+        waited: the seconds waited for each site after all others had answered.
     """
 
     def __init__(self, first: float, least: float) -> None:
@@ -52,16 +52,16 @@ class Timing:
         self._took: dict[Slot, deque[float]] = {}
 
     def deadline(self, slots: Sequence[Slot]) -> float:
-        """Seconds for an exchange: ten times what the slowest of its sites usually takes."""
+        """Seconds for an exchange: ten times the usual time of its slowest site."""
         known = [self._took.get(slot) for slot in slots]
         if any(took is None for took in known):
             return self.first
-        # A quantile, not the maximum, so that one nap of a site does not slow every later deadline.
+        # A quantile, not the maximum, so that one pause of a site does not extend every later deadline.
         usual = max(float(np.quantile(took, 0.9)) for took in known if took is not None)
         return self.stretch * max(self.least, 10 * usual)
 
     def note(self, slots: Sequence[Slot], took: Sequence[float]) -> int | None:
-        """Keep what an exchange took at each of its sites.
+        """Record the time of an exchange at each of its sites.
 
         Returns:
             A site that was nearly always the last, once, after `MANY` exchanges.
@@ -70,7 +70,7 @@ class Timing:
         known = [self._took.setdefault(slot, deque(maxlen=RECENT)) for slot in slots]
         compiled = any(not before for before in known)
         for before, seconds in zip(known, took, strict=True):
-            before.append(seconds if before else 0.0)  # a first time says nothing of the next
+            before.append(seconds if before else 0.0)  # a first time does not predict the next
         if len(slots) < 2 or compiled:
             return None
         (second, _), (most, last) = sorted(zip(took, (slot.site for slot in slots), strict=True))[-2:]

@@ -1,11 +1,11 @@
-"""OpenTelemetry's spans of exchanges: how long each site took, and how much of it was not the network's.
+"""OpenTelemetry's spans of exchanges: the time of each site, with and without the network.
 
     exchange            at the server: until the last site has answered
       site              one for each: until its answer was there
         answer          at the site: what it did itself
 
-The three have one trace: the server's span travels in a message's header. Spans hold what an account holds,
-names and counts, never numbers of a message.
+The three share a trace: the server's span travels in a message's header. Like accounts, spans hold names and
+counts, never numbers of a message.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedstrata.engines.network.audit import described
 from fedstrata.engines.network.transport import Connected, Outcome, Request, Through
 from fedstrata.engines.network.wire import Header
 
-PARENT = "traceparent"  # the header's entry, as W3C's Trace Context has it
+PARENT = "traceparent"  # the header's entry, as in W3C's Trace Context
 
 
 class Traces:
-    """Where a party's spans go.
+    """The export of a party's spans.
 
     Args:
         service: the party's name.
-        exporter: of OpenTelemetry's; by default over HTTP, as ``OTEL_EXPORTER_OTLP_ENDPOINT`` says.
+        exporter: an exporter of OpenTelemetry; by default over HTTP to ``OTEL_EXPORTER_OTLP_ENDPOINT``.
 
     Raises:
         ValueError: if OpenTelemetry is not installed.
@@ -52,7 +52,7 @@ class Traces:
         self._context = TraceContextTextMapPropagator()
 
     def end(self) -> None:
-        """Send what was not yet sent."""
+        """Send the remaining spans."""
         self._provider.shutdown()
 
     @contextmanager
@@ -89,7 +89,7 @@ class Traces:
 
 @contextmanager
 def sent(service: str, wanted: bool) -> Iterator[Traces | None]:
-    """A party's spans, where it wants them; at the end of the block all are sent."""
+    """A party's spans, if it wants them; at the end of the block all are sent."""
     if not wanted:
         yield None
         return
@@ -101,7 +101,7 @@ def sent(service: str, wanted: bool) -> Iterator[Traces | None]:
 
 
 class Traced(Through):
-    """A server's transport with spans of all that goes through it."""
+    """A server's transport with a span for every exchange."""
 
     def __init__(self, inner: Connected, traces: Traces) -> None:
         super().__init__(inner)
@@ -113,7 +113,7 @@ class Traced(Through):
 
 
 def _facts(header: Header) -> dict[str, Any]:
-    """What a span holds of a request."""
+    """The attributes of a request's span."""
     facts = {"op": header.get("op"), "run": header.get("run"), "round": header.get("round")}
     match header.get("what"):
         case [program, k, phase, *_]:

@@ -14,7 +14,7 @@ from fedstrata.engines.network.wire import Arrays, Header
 
 
 class Request(NamedTuple):
-    """What one site is asked, or what it answers."""
+    """A request to a site, or its reply."""
 
     header: Header
     arrays: Arrays
@@ -34,7 +34,7 @@ class Failure(NamedTuple):
 
 
 def answer_of(message: Any, limit: int) -> tuple[Request | Failure, int | None]:
-    """What a site answered, and the number of the message that it answers; None where it does not say."""
+    """A site's answer, and the number of the message that it answers; None if it lacks the number."""
     try:
         reply = Request(*wire.unpack(message, limit))
     except (wire.WireError, TypeError) as error:
@@ -47,7 +47,7 @@ def answer_of(message: Any, limit: int) -> tuple[Request | Failure, int | None]:
 
 
 def strange(reply: Request, seq: int, state: int) -> str | None:
-    """Why a reply to a message, asked of a site in a state, cannot be used, whatever numbers it has."""
+    """Why a reply to a message to a site in some state cannot be used, apart from its numbers."""
     if reply.header.get("seq") != seq:
         return "it answered another message"
     if reply.header.get("state") not in (state, seq):
@@ -65,12 +65,12 @@ Outcome = tuple[dict[int, Request], dict[int, Failure]]
 
 
 class Transport(Protocol):
-    """Carries requests to sites, which are numbered by their place in ``names``.
+    """Carries requests to sites, which are numbered in the order of ``names``.
 
     Attributes:
-        names: the sites.
+        names: the names of the sites.
         sent, received: bytes on the wire, by site.
-        took: seconds that each site's last answer took.
+        took: the seconds of each site's last answer.
         rejoins: whether a site that is gone can come back.
     """
 
@@ -84,32 +84,32 @@ class Transport(Protocol):
         """Ask all of them at once: replies by site, failures by site."""
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """Wait until these sites are there, at most so long; those that are."""
+        """Wait until these sites are connected, up to a time-out; return those that are."""
 
     def heed(self, stopping: Callable[[], bool]) -> None:
-        """While ``stopping()`` holds, no answer is waited for."""
+        """Stop waiting for answers while ``stopping()`` holds."""
 
 
 class Connected(Transport, Protocol):
-    """A transport whose sites come and go."""
+    """A transport whose sites connect and disconnect."""
 
     def session(self, site: int) -> int | None:
-        """The number of a site's connection, or None where it has none."""
+        """The number of a site's connection, or None if it is not connected."""
 
     def expires(self, site: int) -> float | None:
-        """When the certificate of a site's connection expires, in seconds since 1970, where that is known."""
+        """The expiry of the certificate of a site's connection, in seconds since 1970, if it is known."""
 
     def waiting(self) -> tuple[list[str], float]:
-        """The sites whose answers are waited for, and since how many seconds."""
+        """The sites with pending answers, and the seconds waited for each."""
 
 
 class Through:
-    """A transport that does something more with another one's exchanges."""
+    """Base of transports that wrap another one, to do more at its exchanges."""
 
     def __init__(self, inner: Connected) -> None:
         self.inner = inner
         self.names, self.rejoins = inner.names, inner.rejoins
-        # The same lists: the inner transport counts in them.
+        # The same lists, in which the inner transport counts.
         self.sent, self.received, self.took = inner.sent, inner.received, inner.took
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
@@ -139,7 +139,7 @@ class Through:
 
 @dataclass
 class Local:
-    """Sites in this process. Messages go through the wire format all the same."""
+    """Sites in this process. Messages use the wire format all the same."""
 
     sites: Sequence[Site]
     names: Sequence[str] = ()
@@ -158,11 +158,11 @@ class Local:
         replies, failures = {}, {}
         for i, request in requests.items():
             began = time.perf_counter()
-            asked = wire.pack(*request)  # so that what cannot travel fails here, too, and bytes are counted
+            asked = wire.pack(*request)  # so that unsuitable values fail here too, and bytes are counted
             self.sent[i] += len(asked)
             try:
                 answer = wire.pack(*self.sites[i].call(*wire.unpack(asked)))
-            except Exception as error:  # a remote site's exception arrives as words, too
+            except Exception as error:  # a remote site's exception also arrives as a message
                 failures[i] = Failure("error", f"{type(error).__name__}: {error}")
                 continue
             self.received[i] += len(answer)
@@ -171,8 +171,8 @@ class Local:
         return replies, failures
 
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        """See `Transport.wait`: they are always there."""
+        """See `Transport.wait`: they are always connected."""
         return list(sites)
 
     def heed(self, stopping: Callable[[], bool]) -> None:
-        """See `Transport.heed`: there is nothing to wait for."""
+        """See `Transport.heed`: nothing is waited for."""

@@ -1,4 +1,4 @@
-"""What a party tells of itself over HTTP, read-only: `/metrics` (Prometheus), `/healthz`, and a page at `/`.
+"""A party's status over HTTP, read-only: `/metrics` (Prometheus), `/healthz`, and a page at `/`.
 
 It listens on loopback unless told otherwise, and holds numbers and names of sites, never samples.
 """
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 
 class Gauge(NamedTuple):
-    """One number.
+    """One metric.
 
     Attributes:
-        name: behind ``fedstrata_``; it ends in ``_total`` where the number only grows.
+        name: the name after ``fedstrata_``; it ends in ``_total`` if the number only grows.
         value: the number.
-        help: what it is.
-        labels: of which site, for example.
+        help: its description.
+        labels: its labels, such as the site.
     """
 
     name: str
@@ -41,7 +41,7 @@ def as_text(gauges: list[Gauge]) -> str:
     fedstrata_round{run="a"} 3
     """
     lines, known = [], set()
-    for name, value, words, labels in sorted(gauges, key=lambda g: g.name):  # a name's lines stand together
+    for name, value, words, labels in sorted(gauges, key=lambda g: g.name):  # a name's lines must be together
         if name not in known:
             known.add(name)
             kind = "counter" if name.endswith("_total") else "gauge"
@@ -52,7 +52,7 @@ def as_text(gauges: list[Gauge]) -> str:
 
 
 def as_page(gauges: list[Gauge], title: str, css: str = "") -> str:
-    """One page that loads itself again every two seconds; it has no script."""
+    """A page that reloads every two seconds, without a script."""
     rows = "".join(
         f"<tr><td class='text'>{html.escape(g.help)}</td>"
         f"<td class='key'>{html.escape(', '.join(g.labels.values()))}</td><td>{g.value:,.6g}</td></tr>"
@@ -84,16 +84,16 @@ def address_of(where: str) -> tuple[str, int]:
 
 @contextmanager
 def served(tells: Tells, where: str | None, title: str, css: str = "") -> Iterator[int | None]:
-    """Serve it for the length of a block, and give the port; nothing where ``where`` is None."""
+    """Serve the status during a block, and yield the port; nothing if ``where`` is None."""
     if where is None:
         yield None
         return
 
     class Handler(BaseHTTPRequestHandler):
-        timeout = 10.0  # who connects and says nothing keeps a thread no longer
+        timeout = 10.0  # a silent connection keeps a thread no longer
 
         def do_GET(self) -> None:
-            """Answer; whatever else is asked does not exist."""
+            """Answer; other paths do not exist."""
             pages: dict[str, tuple[str, Callable[[], str]]] = {
                 "/metrics": ("text/plain; version=0.0.4", lambda: as_text(tells())),
                 "/healthz": ("text/plain", lambda: "ok\n"),
@@ -108,7 +108,7 @@ def served(tells: Tells, where: str | None, title: str, css: str = "") -> Iterat
             self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """A scrape every few seconds is nothing to log."""
+            """Do not log a scrape every few seconds."""
 
     try:
         server = ThreadingHTTPServer(address_of(where), Handler)

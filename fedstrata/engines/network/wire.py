@@ -5,8 +5,8 @@
     header     JSON: one object of plain values; "arrays" gives each array as [code of its dtype, *shape]
     arrays     little-endian bytes, each array at a multiple of 8
 
-What arrives is checked before anything is made of it: an array is a view of the message, never more than its
-bytes, and whatever is wrong raises `WireError`.
+A message is checked before it is used: an array is a view of the message, never more than its bytes, and any
+fault raises `WireError`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 VERSION = 4
 MAGIC = b"FSN" + bytes([VERSION])
-LIMIT = 2**28  # bytes of a message, unless told otherwise
+LIMIT = 2**28  # bytes of a message, by default
 HEADER_LIMIT = 2**16
 DEEPEST = 5  # levels of nesting in a header
 
@@ -40,7 +40,7 @@ _CODE_OF = {dtype: code for code, dtype in CODES.items()}
 
 
 class WireError(ValueError):
-    """A message that cannot be read: damaged, too large, of another version, or not one of ours."""
+    """A message that cannot be read: damaged, too large, of another version, or not FedStrata's."""
 
 
 def pack(header: Header, arrays: Arrays, limit: int = LIMIT) -> bytes:
@@ -91,7 +91,7 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
     if message[3] != VERSION:
         raise WireError(f"The message has protocol version {message[3]}, but this is version {VERSION}.")
     (length,) = struct.unpack_from("<I", message, 4)
-    # Checked before anything is made of it: a peer may send any length.
+    # Checked before it is used: a peer may send any length.
     if length > HEADER_LIMIT or 8 + length > len(message):
         raise WireError("The message is shorter than its header says, or the header is too long.")
     try:
@@ -104,12 +104,12 @@ def unpack(message: bytes, limit: int = LIMIT) -> tuple[Header, Arrays]:
 
 
 def said(words: object) -> str:
-    """What a peer says, on one line of a log: nothing in it can look like another line, or colour one."""
+    """A peer's words on one line of a log: they cannot look like another line, or colour one."""
     return "".join(c if c.isprintable() else "�" for c in str(words)[:500])
 
 
 def value(header: Header, name: str, kind: type) -> Any:
-    """An entry of a header, which must be there and of this kind.
+    """An entry of a header, which must exist and be of this kind.
 
     Raises:
         WireError: if it is not.
@@ -121,7 +121,7 @@ def value(header: Header, name: str, kind: type) -> Any:
 
 
 def values(header: Header, name: str, kinds: Sequence[type]) -> list[Any]:
-    """An entry of a header that is a list of so many values, of these kinds.
+    """An entry of a header that is a list of this many values, of these kinds.
 
     Raises:
         WireError: if it is not.
