@@ -138,13 +138,13 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
 
 
 def ravel(tree: PyTree) -> tuple[np.ndarray, Callable[[np.ndarray], PyTree]]:
-    """`jax.flatten_util.ravel_pytree` on the host: loops there call nothing on the device for each leaf."""
+    """`jax.flatten_util.ravel_pytree` on the host: loops there compute nothing on the device for each leaf."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     ends = np.cumsum([leaf.size for leaf in arrays])[:-1]
 
     def unravel(flat: np.ndarray) -> PyTree:
         parts = zip(np.split(flat, ends), arrays, strict=True)
-        return jax.tree.unflatten(structure, [part.reshape(leaf.shape) for part, leaf in parts])
+        return jax.tree.unflatten(structure, [jnp.asarray(part.reshape(leaf.shape)) for part, leaf in parts])
 
     return np.concatenate([np.ravel(leaf) for leaf in arrays]), unravel
