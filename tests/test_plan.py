@@ -74,6 +74,15 @@ def test_a_diverged_run_names_the_step_at_fault():
 
 
 @pytest.mark.slow
+def test_a_diverged_run_of_a_robust_risk_names_its_step():
+    """One client, one sample in each direction: the risk's curvature at 0 is that of the mean loss, ½."""
+    data = fs.FederatedData.from_clients([{"a": np.eye(2, dtype=np.float32)}])
+    problem = fs.dro.kl(lambda x, s: (s["a"] @ x - 1) ** 2 / 2 + (s["a"] @ x - 1) ** 4, 1e6)
+    with pytest.raises(fs.Diverged, match=r"Lower eta alone, 100, to 0\.\d+"):
+        fs.solve(problem, fs.FedDRO(100.0, 0.9), data, np.zeros(2), rounds=100, progress=False)
+
+
+@pytest.mark.slow
 def test_a_diverged_run_names_the_function_that_grew():
     """The upper level falls as exp(x) rises, so that no step of y stays short enough."""
     data = fs.FederatedData.from_clients([{"a": np.ones(3)}, {"a": np.zeros(3)}])

@@ -51,7 +51,7 @@ from fedstrata.problems.dro import DRO
 from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Constants as Constants
 from fedstrata.problems.measured import Measured as Measured
-from fedstrata.problems.terms import calling
+from fedstrata.problems.terms import calling, known
 from fedstrata.support.frozen import jit
 from fedstrata.support.points import ravel
 
@@ -186,13 +186,18 @@ def operations(problem: Problem, data: FederatedData, x: PyTree, y: PyTree = Non
     total = 0.0
     if problem.personal and all(np.shape(leaf)[:1] == (data.clients,) for leaf in jax.tree.leaves(y)):
         y = _one(y)
+    value: PyTree = None  # of the level before, where the next one takes it
     for level in problem.levels:
+        args = level.args(x, y) if value is None else (value,)
         if level.samples not in ("train", "valid"):
             continue
         held_out = data.valid_sizes if level.samples == "valid" else None
         sample = data.sample_of("train" if held_out is None else "valid")
-        once = cost_of(level, sample, *level.args(x, y)).operations
-        total += PASSES * once * float((data.sizes if held_out is None else held_out).sum())
+        if not known(level):
+            once = cost_of(level, sample, *args).operations
+            total += PASSES * once * float((data.sizes if held_out is None else held_out).sum())
+        if level.seeks == "value":
+            value = level.shape(*args) if known(level) else level.shape(*args, sample)
     return total
 
 

@@ -78,7 +78,8 @@ def _on_the_way(result: Result, begun: Conditions, mine: dict[str, float]) -> st
 
 
 def _conditions(result: Result, x: PyTree, y: PyTree) -> Conditions:
-    """The constants at a point."""
+    """The constants at a point; the inner values of a composition are no part of it."""
+    y = y if result.problem.has_y else None
     part = 1.0 if result.participation is None else result.participation
     return conditions(result.problem, result.data, x, y, weights=result.weights, participation=part)
 

@@ -138,7 +138,7 @@ def nonfinite_leaves(tree: PyTree) -> list[str]:
 
 
 def ravel(tree: PyTree) -> tuple[np.ndarray, Callable[[np.ndarray], PyTree]]:
-    """`jax.flatten_util.ravel_pytree` on the host: loops there compute nothing on the device for each leaf."""
+    """`jax.flatten_util.ravel_pytree` on the host: loops over points compute nothing on the device."""
     leaves, structure = jax.tree.flatten(tree)
     arrays = [np.asarray(leaf) for leaf in leaves]
     ends = np.cumsum([leaf.size for leaf in arrays])[:-1]
