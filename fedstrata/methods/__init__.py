@@ -1,4 +1,4 @@
-"""One paper's algorithm, one file."""
+"""The methods: one file for each paper's algorithm."""
 
 from typing import TYPE_CHECKING
 

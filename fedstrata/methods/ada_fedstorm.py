@@ -1,4 +1,4 @@
-"""AdaFedSTORM: FedSTORM whose steps an optax optimiser rescales, with a state that the server keeps.
+"""AdaFedSTORM: FedSTORM with steps that an optax optimiser rescales, with a state at the server.
 
     find x, z¹ … z^N with  Σ_i P_i(x, Z) = 0  and  Σ_i S_iⁿ(z^{n−1}, zⁿ) = 0,   z⁰ = x
 
@@ -9,13 +9,13 @@
     7′ server: s ← the state after D(h, q; s), of the round's first estimates
 
 All clients rescale by the server's state, so that they agree on the metric of a round; changes of it by their
-own steps are forgotten. ``optax.identity()`` is FedSTORM. With AMSGrad, the default, the scaling comes to
-rest, so that the limit is FedSTORM's; Adam's and RMSProp's follow the last estimates, and need α and β that
-decrease. A state travels in every round: for AMSGrad three numbers for each of x and Z.
+own steps are discarded. ``optax.identity()`` is FedSTORM. With AMSGrad, the default, the scaling converges,
+so that the limit is FedSTORM's; Adam's and RMSProp's follow the last estimates, and need decreasing α and β.
+A state travels in every round: for AMSGrad three numbers for each of x and Z.
 
 AdaFBiO (bilevel) and AdaFGDA (minimax; Huang 2022) are of this kind, with matrices A_t and B_t that the
-server makes of the estimates; only their abstracts were available. Reveals only averages. Needs gradients,
-for bilevel problems also Hessian-vector products.
+server computes from the estimates; only their abstracts were available. Reveals only averages. Needs
+gradients, for bilevel problems also Hessian-vector products.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AdaFedSTORM(FedSTORM):
     Args:
         alpha: the step size of x, times the rescaled direction.
         beta: the step size of the sequences: one number, or an array with one per sequence.
-        c: the part of the old estimate that a step forgets: 1 is a plain estimate, 0 forgets nothing.
+        c: the fraction of the old estimate that a step discards: 1 is a plain estimate, 0 keeps all of it.
         I: local steps per round.
         adjoint: in compositions, track the adjoints too; see `FedMSA`.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.

@@ -1,4 +1,4 @@
-"""APFL: a mixture of the server's model and each client's own (Deng, Kamani, Mahdavi 2020; Algorithm 1).
+"""APFL: mixtures of the server's model and each client's own (Deng, Kamani, Mahdavi 2020; Algorithm 1).
 
     min_x  1/m Σ_i E f_i(x, ξ),       y_i = α_i v_i + (1 − α_i) x,   where v_i minimises  E f_i(y_i, ξ)
 
@@ -15,7 +15,7 @@ and adds 0.02 α_i. The result's ``y`` has the mixtures y_i of each client's las
 α = 0 is FedAvg, whose server's lines, 1 and 6, are the same.
 
 With full batches, H = 1 and a constant α > 0, the limit of α v_i + (1 − α) x is the client's own minimiser
-for any α: the clients gain from each other only on the way there, or by stopping early.
+for any α: clients benefit from each other only before convergence, or by early stopping.
 
 Reveals only averages. Needs gradients.
 """

@@ -15,9 +15,9 @@ strongly convex f + ‖x − x_ref‖²/(2γ). The paper averages x in line 6 ov
 the server's points over the rounds of a stage, which need no message. With γ = ∞ and a single stage the
 method is SCAFFOLD with the operator instead of the gradient. The factor 3 is from the authors' code.
 
-The paper has one η for both variables, and η_g = 1. With a step size of y's own, η_g, γ = ∞ and a single
-stage the method has what the abstract of SAGDA (Yang, Liu, Zhang, Liu 2022) lists, control variates from
-sampled clients and step sizes at clients and server; SAGDA's own pseudo-code was not available.
+The paper has one η for both variables, and η_g = 1. With a separate step size of y, η_g, γ = ∞ and a single
+stage, the method matches the abstract of SAGDA (Yang, Liu, Zhang, Liu 2022): control variates from sampled
+clients, and step sizes at clients and server; SAGDA's pseudo-code was not available.
 
 Reveals only averages. Needs gradients.
 """

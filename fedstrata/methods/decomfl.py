@@ -9,13 +9,13 @@
     5  client i: send s, and forget z
     6  server: s̄ ← the mean of the s;   x as in line 2
 
-Both ways a message is K·P numbers and a key, whatever n is. All clients draw the same u, so that the server
-averages scalars and sees no single one. With two-sided differences, full batches and K = 1, a round is
-x ← x − η/P Σ_p u_p u_pᵀ ∇f(x), up to O(μ²): at the solution it stands still, also if clients differ.
+In both directions a message is K·P numbers and a key, for any n. All clients draw the same u, so the server
+averages scalars and sees no single one. With two-sided differences, full batches and K = 1, up to O(μ²) a
+round is x ← x − η/P Σ_p u_p u_pᵀ ∇f(x): the solution is a fixed point, also if clients differ.
 
-A client that missed rounds needs their scalars too. The authors' server sends these; here, if only a part of
-the clients takes part in a round, the server sends x instead of line 1's record, and messages up alone are
-scalars. The authors' differences are one-sided.
+A client that missed rounds needs their scalars too. The authors' server sends these; here, with partial
+participation, the server sends x instead of line 1's record, and only uploads are scalars. The authors'
+differences are one-sided.
 
 Reveals only averages. Needs function values only.
 """
@@ -47,7 +47,7 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class State(NamedTuple):
-    """The server's iterate, and what its last steps were made of."""
+    """The server's iterate, and the record of its last steps."""
 
     x: PyTree
     last: Sent

@@ -11,14 +11,14 @@
 Line 2 is Hamedani and Aybat's accelerated primal–dual step: the extrapolation θ removes the rotation of
 descent and ascent, which forces `fedstrata.AFL` to decrease its steps. In line 4 both gradients have the same
 samples, so the local steps of client i follow its loss with the mean's slope at x, and the solution is a
-fixed point for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J = 1 needs line 3 alone:
+fixed point for any J. θ = 0 and J = 1 is AFL with one step of λ before each of x. J = 1 needs only line 3:
 its local step is −γ c.
 
 This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which the abstract and public reviews that quote
-its algorithms were available. They have line 1 with all samples, line 2 with any regulariser ψ of λ and any
-set, in the experiments the χ² penalty, which is taken here, and Δ; line 3; line 4 with c_i of line 3 in place
-of ∇f_i(x, ξ); and line 5 with a step γ J η_g in all. On full batches both forms of line 4 are the same.
-λ is the result's ``y``. Reveals averages, and every client's loss. Needs gradients and values.
+its algorithms were available. They have line 1 with all samples; line 2 with any regulariser ψ of λ and any
+set (in the experiments, as here, the χ² penalty and Δ); line 3; line 4 with c_i of line 3 instead of ∇f_i(x,
+ξ); and line 5 with a total step of γ J η_g. On full batches both forms of line 4 are the same. λ is the
+result's ``y``. Reveals averages, and every client's loss. Needs gradients and values.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class FedAPD(Agnostic[State]):
 
             ‖x_r − x*‖² ≤ (γ_r/t_r) (‖x_0 − x*‖²/γ_0 + J ‖λ_0 − λ*‖²/η_0)
 
-        for J = 1. The theorem has no local steps; with J > 1 a round's way is that of one step of γ J.
+        for J = 1. The theorem has no local steps; with J > 1 a round moves as far as one step of γ J.
 
         Args:
             L: the Lipschitz constant of all clients' gradients.

@@ -10,8 +10,8 @@
 
 The original is unconstrained. Here the server projects, and clients evaluate gradients at projections
 (lazily, like the dual averaging of Yuan, Zaheer, Reddi 2021): if clients projected themselves and disagreed
-about a boundary, the mean of their points would stay off it at any γ. So H = 1 is projected parallel SGD,
-and H > 1 adds the drift of local steps, of order γ(H − 1), as without a set. If each client has its own set
+about a boundary, the mean of their points would stay off it at any γ. So H = 1 is projected parallel SGD, and
+H > 1 adds the drift of local steps, of order γ(H − 1), as without a set. If each client has its own set
 X_i, clients project every step, x ← P_{X_i}(x − γ ∇f_i(x, ξ)), and the server takes the mean.
 
 Reveals only averages. Needs gradients. H = 1 is parallel SGD.

@@ -1,4 +1,4 @@
-"""FedF2SA: bilevel problems by gradients alone, with a penalty instead of second derivatives.
+"""FedF2SA: bilevel problems by gradients only, with a penalty instead of second derivatives.
 
     min_x  1/m Σ E f_i(x, y(x), ξ),    y(x) = argmin_{y ∈ Y} 1/m Σ E h_i(x, y, ζ)
 
@@ -44,7 +44,7 @@ from fedstrata.methods._shared.rules import BIAS, curvature_through, scale, two_
 from fedstrata.problems.classes import Bilevel
 from fedstrata.problems.measured import Conditions, Practical
 
-PENALTY = 30.0  # λ in `FedF2SA.practical`, times what makes h as curved as f
+PENALTY = 30.0  # λ in `FedF2SA.practical`, relative to f's curvature over h's
 
 
 class State(NamedTuple):

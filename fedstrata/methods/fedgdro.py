@@ -1,4 +1,4 @@
-"""FedGDRO: a risk of the clients' losses, by averages alone.
+"""FedGDRO: a risk of the clients' losses, computed from averages only.
 
     min_x  λ log(1/m Σ_i exp(F_i(x)/λ))   (``risk="kl"``),  or the CVaR of F_1 … F_m   (``"cvar"``),   over X
 
@@ -11,9 +11,9 @@
            s ← s − η (1 − the mean of the q_i)   (cvar)
 
 q_i is the weight of client i in the gradient of the risk; w and s make the mean of the weights one. So the
-server sees averages alone, where `fedstrata.AFL` sees every client's loss. The limit is exact with I = 1 and
+server sees only averages, while `fedstrata.AFL` sees every client's loss. The limit is exact with I = 1 and
 full batches; λ → ∞ is FedAvg, and a small λ or α tends to the worst client. The CVaR has kinks, so γ and η
-have to decrease.
+must decrease.
 
 This follows FGDRO-KL and FGDRO-CVaR (Guo, Yang 2024), of which the abstract and a summary were available: a
 composition whose inner values are moving averages at the clients. The paper adds momentum, shares v = exp(w)
@@ -51,14 +51,14 @@ class State(NamedTuple):
 
 @method
 class FedGDRO(Method[Minimization, State]):
-    """``I`` local steps, each weighted by what the client's loss counts in the risk.
+    """``I`` local steps, each weighted by the client's weight in the risk.
 
     Args:
         gamma: the step size of x.
-        level: λ of the KL risk; of the CVaR the part α of the clients.
+        level: λ of the KL risk; for the CVaR, the fraction α of the clients.
         risk: ``"kl"`` or ``"cvar"``.
         eta: the step size of w, or of s, which is in the unit of the loss; 1 replaces w by the last mean.
-        beta: the part of a client's tracked loss that a step replaces; 1 takes the minibatch's.
+        beta: the fraction of a client's tracked loss that a step replaces; 1 takes the minibatch's loss.
         I: local steps per round. Above 1 the limit is biased when clients differ.
         batch_size: the minibatch size; None uses all of a client's samples.
     """

@@ -10,12 +10,12 @@
     4      x ← x − η s z_j,   a_j ← a_j + η s
     5  client i: send a;   server: A ← A + the mean of the a
 
-Messages are K numbers both ways, whatever τ and the dimension n are, and a client that missed rounds needs no
-more than A. In return x stays in x_0 + the span of the z_j: with K < n the limit minimises the loss over that
-space alone. Lines 2 and 5 draw K directions. Clients draw seeds of their own, so that x keeps fluctuating
-where they differ; η has to decrease.
+Messages are K numbers in both directions, for any τ and dimension n, and a client that missed rounds needs
+only A. In return, x stays in x_0 + the span of the z_j: with K < n the limit minimises the loss over that
+space only. Lines 2 and 5 draw K directions. Clients draw their own seeds, so that x keeps fluctuating if they
+differ; η must decrease.
 
-The authors' A sums s and multiplies by η in line 2; here a has η in it, so that η may be a schedule. Their
+The authors' A sums s, and line 2 multiplies by η; here a contains η, so that η may be a schedule. Their
 variant FedKSeed-Pro, which draws j by the size of its earlier s, is not included.
 
 Reveals only averages. Needs function values only.

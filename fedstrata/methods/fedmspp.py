@@ -48,7 +48,7 @@ class FedMSPP(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """As FedAvg's, with a pull that is weak beside L: η = 10 H/L."""
+        """As FedAvg's, with a pull that is weak relative to L: η = 10 H/L."""
         its = at["loss"]
         steps = descent(at, its, local=True)
         return steps.of(cls(10 * steps.H / scale(its), steps.gamma, steps.H), doubts=own_sets(at))

@@ -105,7 +105,7 @@ class FedOpt(Method[Minimization, State]):
         """A warning if the clients' optimiser has a schedule."""
         try:
             kept = jax.eval_shape(self.client.init, jnp.zeros(1))
-        except Exception:  # an optimiser for parameters of a certain structure
+        except Exception:  # an optimiser for parameters with a particular structure
             return []
         if moment.state is not None or not optax.tree.get_all_with_path(kept, "count", _of_schedule):
             return []
@@ -171,7 +171,7 @@ def _of_schedule(path: tuple[object, ...], _: object) -> bool:
 
 
 def _try_out(side: str, optimiser: optax.GradientTransformation, x: PyTree) -> None:
-    """Raise if an optimiser cannot take a step from ``x`` with a gradient alone."""
+    """Raise if an optimiser cannot take a step from ``x`` with only a gradient."""
     try:
         kept = optimiser.init(x)
         updates, after = jax.eval_shape(lambda g, kept: optimiser.update(g, kept, x), x, kept)

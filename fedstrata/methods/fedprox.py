@@ -46,7 +46,7 @@ class FedProx(Averaging):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """As FedAvg's, with a pull as strong as the clients' Hessians differ."""
+        """As FedAvg's, with a pull as strong as the difference of the clients' Hessians."""
         its = at["loss"]
         steps = descent(at, its, local=True)
         return steps.of(cls(steps.gamma, its.curvature_heterogeneity, steps.H), doubts=own_sets(at))

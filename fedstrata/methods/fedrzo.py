@@ -9,7 +9,7 @@
     5      x ← x − γ (g + (x − P_{X_i}(x))/η)
     6  server: x̂ ← the mean of the clients' x
 
-Without local sets a client's path is H scalars times directions that the server can draw too:
+Without local sets, a client's steps are H scalars times directions that the server can draw too:
 
     5′ client i: upload the scalars s_k = n/η² (f_i(x+v, ξ) − f_i(x, ξ)), k < H
     6′ server: x̂ ← x̂ − γ · the mean over the clients of Σ_k s_k v_k
@@ -47,7 +47,7 @@ from fedstrata.methods.fedavg import State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
-SHARED = 0x7368  # folded into a round's key for the directions that all clients take
+SHARED = 0x7368  # folded into a round's key for the directions that all clients share
 
 
 @method
@@ -132,7 +132,7 @@ class FedRZO(Replayed[Minimization, State]):
     def practical(cls, at: Conditions) -> Practical:
         """By `fedstrata.methods._shared.zeroth`, with full batches and H = 1.
 
-        Clients that differ share their directions if γ stays: with their own ones x would not come to rest.
+        Clients that differ share their directions if γ is constant: with separate ones x would not converge.
         """
         its = at["loss"]
         stays = not (its.kinked or at.partial) and at.dimension > MOST

@@ -96,7 +96,7 @@ Lower = (
 )
 
 
-SOLVED, EXCHANGES = 1e-4, 50.0  # in `FedRZOBilevel.practical`: lower_tol, and about what a round takes
+SOLVED, EXCHANGES = 1e-4, 50.0  # in `FedRZOBilevel.practical`: lower_tol, and about the exchanges of a round
 
 
 class State(NamedTuple):
@@ -225,7 +225,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
                 return "averages"
             case Method():
                 return self.lower.reveals_on(Minimization(lambda y, sample: 0.0))
-        return "replies"  # a solver of the user's may gather
+        return "replies"  # a user's own solver may gather
 
     def cautions(self, moment: Moment) -> list[str]:
         return super().cautions(moment) + self._of_the_constants(moment) + self._of_the_lower(moment)

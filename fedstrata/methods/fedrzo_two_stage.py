@@ -17,9 +17,9 @@ solver chooses its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α 
 τ ≥ −1/ln(1 − 1/κ²), κ = L/μ.
 
 Clients send the residual along with their reply, as two numbers. The history has it as ``lower_residual``,
-and a warning tells if the equilibria were not found. With τ the residual may be large at first, so only the
-last step counts. With τ, and with a given solution or solver, the residual uses α = ‖y − y₀‖/‖G(y) − G(y₀)‖;
-the values of G for it are not counted, like those of metrics.
+and a warning is given if the equilibria were not found. With τ the residual may be large at first, so only
+the last step counts. With τ, and with a given solution or solver, the residual uses α = ‖y − y₀‖/‖G(y) −
+G(y₀)‖; the values of G for it are not counted, like those of metrics.
 
 Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
 `fedstrata.methods.fedrzo`.
@@ -62,7 +62,7 @@ from fedstrata.methods._shared.zeroth import by_values
 from fedstrata.problems.classes import MPEC
 from fedstrata.problems.measured import Conditions, Practical
 
-WORST = 1e30  # stands for a residual that is not finite
+WORST = 1e30  # replaces a residual that is not finite
 STIFF, DENSE = 100.0, 200  # the least condition number, and the most entries of y, for Newton's method
 LARGE = 0.1  # the relative residual that t_k steps should reach by the end
 Solver = Callable[[Function, Function, PyTree], PyTree]
@@ -88,7 +88,7 @@ class Memory(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """What passes from one local step to the next.
+    """The carry of the local steps.
 
     The point, the samples' starts, the mean response, the scalars; and a pair, the last relative residual and
     the number of steps in which it stayed large (with τ: whether it did in the last).
@@ -304,12 +304,12 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         begin, at_y0 = only_real(start, zero), G(y0)
         scale = tree.norm(at_y0)
 
-        def measured(y: PyTree) -> Array:  # with its own α, since the solver's may have any size
+        def measured(y: PyTree) -> Array:  # with its own α, because the solver's may have any size
             away = tree.sub(y, only_real(y0, zero))
             alpha = vi.secant_step(away, tree.sub(G(y), at_y0))
             residual = vi.residual(G, project, y, alpha) / alpha
             rounding = 4 * jnp.finfo(residual.dtype).eps
-            # the start may be so good that no residual is small relative to its own
+            # the start may be so good that no residual is small relative to that of the start
             still = jnp.where(tree.norm(away) > 0, jnp.maximum(self.tol, rounding), rounding)
             return self.judged(residual, scale, still * tree.norm(y) / alpha)
 
@@ -318,7 +318,7 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
             def given_response(x: PyTree, y: PyTree, s: PyTree) -> PyTree:
                 if callable(lower):
                     return lower(lambda y: problem.follower(x, y, s), lambda y: problem.project_y(y, x, s), y)
-                assert solution is not None  # `check` saw to it
+                assert solution is not None  # `check` ensures it
                 return solution(x, s)
 
             y = only_real(everywhere(given_response)(x, start, samples), zero)
@@ -348,7 +348,7 @@ class FedRZOTwoStage(Replayed[MPEC, State]):
         scale: Array,
         options: vi.Options,
     ) -> vi.Solution:
-        """Newton's method for each inequality by itself, whose Jacobian is that of its own y alone."""
+        """Newton's method for each inequality separately, whose Jacobian is in its own y only."""
         share = scale / jnp.sqrt(jnp.maximum(real.sum(), 1) * len(jax.tree.leaves(x)[0]))
         options = {**options, "scale": share}
 

@@ -17,11 +17,11 @@ lines 5 and 7 average only x_i and h_i, and client i evaluates line 6 at (x⁺, 
 This follows FedBiOAcc and FedBiOAcc-Local (Li, Huang, Huang 2023, bilevel) and FedSGDA-M (Wu, Sun, Hu, Zhang,
 Huang 2023, minimax), of which only the abstracts were available: the originals may draw independent samples,
 project v onto a ball, or average the estimates at another time. In them α decreases like (u + r)^−⅓, and c
-like α². c = 1 is local steps with plain estimates (as in FedBiO); c = 0 never forgets the first estimate.
+like α². c = 1 is local steps with plain estimates (as in FedBiO); c = 0 never discards the first estimate.
 With c > 0 and I > 2 clients drift by about c α (I − 1)(I − 2)/2; with c = 0, full batches and all clients
-they do not, and the limit is exact, as it is for I = 2. With a compressing channel take c > 0, because c =
-0 never forgets what was left out. I = 1 is STORM on the mean. `fedstrata.FedMSA`, in contrast, applies c
-once per round, at the server, and then lets a few chosen clients take steps.
+they do not, and the limit is exact, as it is for I = 2. With a compressing channel take c > 0, because c = 0
+never discards compression errors. I = 1 is STORM on the mean. `fedstrata.FedMSA`, in contrast, applies c once
+per round, at the server, and then lets a few chosen clients take steps.
 
 The server projects onto sets, and maps are evaluated at projections, as in `fedstrata.FedAvg`. Lines 2 to 5
 are one exchange and line 6 is another: line 5 also sends (1 − c) ((h_i, q_i) − M_i(before; ξ)), and line 6
@@ -66,7 +66,7 @@ class State(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a client of a local problem remembers: its Z, the estimate q, and the x of that estimate."""
+    """The memory of a client of a local problem: its Z, the estimate q, and the x of that estimate."""
 
     Z: tuple[PyTree, ...]
     q: tuple[PyTree, ...]
@@ -80,7 +80,7 @@ class FedSTORM(Sequences[State]):
     Args:
         alpha: the step size of x.
         beta: the step size of the sequences: one number, or an array with one per sequence.
-        c: the part of the old estimate that a step forgets: 1 is a plain estimate, 0 forgets nothing.
+        c: the fraction of the old estimate that a step discards: 1 is a plain estimate, 0 keeps all of it.
         I: local steps per round.
         adjoint: in compositions, track the adjoints too; see `FedMSA`.
         products: ``"exact"`` Hessian-vector products, or ``"differences"`` of gradients.
@@ -106,7 +106,7 @@ class FedSTORM(Sequences[State]):
 
     @classmethod
     def practical(cls, at: Conditions) -> Practical:
-        """As FedMSA's, with c = 0, which has no drift; of a part of the clients c = 1/R."""
+        """As FedMSA's, with c = 0, which has no drift; with partial participation c = 1/R."""
         steps, drift = unlike(at)
         pair = coupled(at, drift=drift, steady=True)
         c = 1 / at.rounds if at.partial else 0.0

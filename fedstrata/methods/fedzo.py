@@ -30,7 +30,7 @@ from fedstrata.methods.fedavg import Averaging, State
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, Practical
 
-NARROW = 0.1  # the width in `FedZO.practical`, of one for differences on both sides
+NARROW = 0.1  # the width in `FedZO.practical`, relative to that of two-sided differences
 
 
 @method

@@ -35,8 +35,8 @@ from fedstrata.problems.classes import Minimax
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 RISES = (0.03, 0.1, 0.3, 1.0)  # steps of y that are tried, in units of 1/(its curvature once x follows)
-FLAT = 1e-3  # of the coupling: less counts as nothing
-FACE = 0.1  # of the coupling, within a face of a set
+FLAT = 1e-3  # relative to the coupling: less counts as zero
+FACE = 0.1  # the coupling within a face of a set, relative to the coupling
 
 
 class State(NamedTuple):

@@ -1,4 +1,4 @@
-"""HiSo: scalar messages along directions that a diagonal of curvature shapes (Li et al. 2026, authors' code).
+"""HiSo: scalar messages along directions scaled by a diagonal of curvature (Li et al. 2026, authors' code).
 
     min_x  1/m Σ_i E f_i(x, ξ)
 
@@ -11,12 +11,12 @@
     7  server: s̄ ← the mean of the s;   x and H as in lines 2 and 3
 
 This is `fedstrata.DeComFL` with H, which starts at 1 and is never sent: server and clients compute it from
-the scalars. ν = 1 is DeComFL. The mean step is −η H⁻¹ ∇f. Where Δ vanishes, at a solution without noise, H is
-multiplied by ν in every round and the steps grow, so η has to decrease there.
+the scalars. ν = 1 is DeComFL. The mean step is −η H⁻¹ ∇f. If Δ vanishes, at a solution without noise, H is
+multiplied by ν in every round and the steps grow, so η must decrease there.
 
 The authors' code has two forms for P > 1; this is the one that squares the sum over p (its `Batch` class),
-and updates H once in a round. As in DeComFL the server sends x, and H, if only a part of the clients takes
-part in a round. Reveals only averages. Needs function values only.
+and updates H once in a round. As in DeComFL, with partial participation the server sends x and H. Reveals
+only averages. Needs function values only.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from fedstrata.problems.measured import Conditions, Practical
 
 
 class Copy(NamedTuple):
-    """What server and clients keep."""
+    """The state that server and clients keep."""
 
     x: PyTree
     H: PyTree
 
 
 class State(NamedTuple):
-    """The server's iterate and curvature, what its last steps were made of, and ν then."""
+    """The server's iterate and curvature, the record of its last steps, and their ν."""
 
     x: PyTree
     H: PyTree
@@ -64,12 +64,12 @@ class State(NamedTuple):
 
 @method
 class HiSo(ScalarsOnly[State]):
-    """``K`` local steps of size ``eta`` along ``P`` shared directions, shaped by H; scalars both ways.
+    """``K`` local steps of size ``eta`` along ``P`` shared directions, scaled by H; messages are scalars.
 
     Args:
         eta: the step size.
         mu: the width of the differences.
-        nu: the part of H that a round keeps; 1 keeps H = 1, which is DeComFL.
+        nu: the fraction of H that a round keeps; 1 keeps H = 1, which is DeComFL.
         K: local steps per round.
         P: directions per step; a step takes P + 1 function values, two-sided 2P.
         two_sided: use differences on both sides in line 5.

@@ -37,7 +37,7 @@ class LFD(Method[Minimization, State]):
     Args:
         gamma: the step size γ: a number or a function of the round.
         tau: local steps per round.
-        devices: the number of a round's clients that are drawn; None takes all.
+        devices: the number of clients drawn from a round's cohort; None takes all.
         batch_size: samples per gradient; None uses all.
     """
 

@@ -9,7 +9,7 @@
 The clients' minibatches form one minibatch B, and the direction is the gradient of h_B + f(g_B). It is biased
 for Φ unless f is linear, because the mean of f(g_B) is not f(g). The method is FedDRO with β = 1 and I = 1.
 It is linear for the risks that are one mean of x and a threshold (`dro.cvar`, `dro.kl_cvar`,
-`dro.chi2(…, nonnegative=True)`); the threshold has the unit of the loss, and so a step size of its own.
+`dro.chi2(…, nonnegative=True)`); the threshold has the unit of the loss, and thus its own step size.
 
 Reveals only averages, and for a level in the log domain each client's log g_k. Needs gradients, and products
 with the Jacobian of g.

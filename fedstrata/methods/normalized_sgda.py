@@ -33,7 +33,7 @@ from fedstrata.problems.classes import Minimax
 
 @method
 class NormalizedSGDA(DescentAscent[Pair]):
-    """``K`` local steps of descent ascent, of which the server takes each client's mean.
+    """``K`` local steps of descent ascent; the server averages the clients' mean directions.
 
     Args:
         eta_x: the clients' step size of x.

@@ -37,7 +37,7 @@ from fedstrata.problems.fairness import Constrained
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
 MOST = 1e4  # rounds that the epigraph's variable may take
-DUAL = 0.13  # of the multipliers' error, what a round removes at least
+DUAL = 0.13  # the least fraction of the multipliers' error that a round removes
 
 
 class State(NamedTuple):

@@ -37,7 +37,7 @@ class QFedAvg(Averaging):
 
     Args:
         gamma: the clients' step size; 1/gamma stands for the Lipschitz constant of the gradients.
-        q: the exponent of the weights; 0 is FedAvg, and q → ∞ tends to the largest loss alone.
+        q: the exponent of the weights; 0 is FedAvg, and q → ∞ tends to the largest loss.
         H: local steps per round: an integer, one per client, or a function of the round.
         batch_size: the minibatch size; None uses all of a client's samples.
     """

@@ -36,7 +36,7 @@ from fedstrata.methods._shared.rules import largest, operator
 from fedstrata.problems.classes import Minimax, Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
-FEWEST = 0.02  # of p in `Scaffnew.practical`: rounds of fifty steps
+FEWEST = 0.02  # the least p in `Scaffnew.practical`: rounds of fifty steps
 
 
 class Memory(NamedTuple):

@@ -41,7 +41,7 @@ class Implied:
         self.balls.append((center, radius + 1e-6 * (1 + radius + float(np.linalg.norm(center)))))
 
     def contradiction(self) -> str | None:
-        """Why no point satisfies all conditions; None if that could not be shown."""
+        """The reason why no point satisfies all conditions; None if none was found."""
         if (self.lower > self.upper).any():
             return "their bounds exclude each other"
         for i, (center, radius) in enumerate(self.balls):

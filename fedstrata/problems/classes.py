@@ -221,7 +221,7 @@ class MPEC(Problem):
         return tree.norm(y), tree.norm(tree.sub(y, self.project_y(moved, x, sample)))
 
 
-# A level of a selection as the user gives it: a function, a regulariser, or a pair of both.
+# The user's argument for a level of a selection: a function, a regulariser, or a pair of both.
 Parts: TypeAlias = Function | Regularizer | Sequence[Function | Regularizer]
 
 
@@ -261,7 +261,7 @@ class Objective:
         return cls(term, regularizer=regularizer)
 
     def measure(self, mean: Mean, x: PyTree, part: str = "train") -> Any:
-        """The value at x, without the indicator of a set, which is infinite outside it."""
+        """The value at x, without a set's indicator, which is infinite outside the set."""
         total: Any = 0.0
         if self.loss is not None:
             total = mean(self.loss, x, part=part)

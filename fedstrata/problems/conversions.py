@@ -3,9 +3,9 @@
     as_multisequence   Bilevel, Minimax, Composition → MultiSequence
     as_bilevel         Minimax, two-level Composition → Bilevel
 
-Methods that list a class among those they solve take such problems directly, and draw independent samples for
-each level; conversions are for methods of one class. Equal problems convert to equal problems, so compiled
-programs are shared. If one of a problem's functions is marked per_batch, all of them are evaluated on
+A method that solves a class takes its problems directly, and draws independent samples for each level;
+conversions are for methods of one class. Equal problems convert to equal problems, so compiled programs are
+shared. If one of a problem's functions is marked per_batch, all of them are evaluated on
 batches: every map is linear in them, so means over samples may be taken first.
 """
 
@@ -27,7 +27,7 @@ from fedstrata.problems.terms import on_same_samples, together
 
 
 def as_multisequence(problem: Problem) -> MultiSequence:
-    """Convert a problem to a `MultiSequence`: its maps P and S, each for one sample.
+    """Convert a problem to a `MultiSequence` with maps P and S of one sample.
 
     Args:
         problem: `Bilevel` (one sequence, the pair ``(w, v)``), `Minimax` (one sequence, y), `Composition`

@@ -25,7 +25,7 @@ from fedstrata.problems.terms import per_sample
 
 
 def loss_tuning(predict: Function) -> Bilevel:
-    """Tune a loss for unbalanced classes (Li et al. 2021; the experiment of FedNest and FedMSA).
+    """Tune a loss for unbalanced classes (Li et al. 2021; used in FedNest's and FedMSA's experiments).
 
     ``x = {"delta": Δ, "shift": b}`` has one number per class in each, and starts at zero. Validation samples
     have a ``"weight"`` that gives all classes equal weight; see `balance`.

@@ -1,4 +1,4 @@
-"""How a level of a composition is averaged, and how a method tracks its value.
+"""The averaging of a composition's level, and its tracking by a method.
 
 A level's value g(z) is a mean over samples and clients, usually the arithmetic mean of ``level(z,
 sample)``. If such values overflow, like KL's exp(ℓ/λ), the level is given by its exponent and marked
@@ -39,7 +39,7 @@ from fedstrata.problems.terms import per_sample
 
 @dataclass(frozen=True)
 class Tracker:
-    """How a level's values are averaged and tracked: here by plain means; see the module's table."""
+    """The averaging and tracking of a level's values, here by plain means; see the module's table."""
 
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
         """The level's value from samples' or clients' values, stacked; ``weights`` sum to one."""
@@ -88,7 +88,7 @@ class Logarithmic(Tracker):
     def mean(self, values: PyTree, weights: jax.Array) -> PyTree:
         def one(v: jax.Array) -> jax.Array:
             w = weights.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1))
-            # padding has weight zero, and any value
+            # padding has weight zero and an arbitrary value
             return jax.nn.logsumexp(jnp.where(w > 0, v, -jnp.inf), axis=0, b=w)
 
         return jax.tree.map(one, values)

@@ -15,8 +15,8 @@ import numpy as np
 from fedstrata.core.method import Method
 from fedstrata.core.method import NoRule as NoRule
 
-KINK = 0.25  # the part of the slope's change within one of 64 intervals above which f has kinks
-WELL = 1e-12  # a μ below this part of L counts as zero
+KINK = 0.25  # f has kinks if a larger part of the slope's change is within one of 64 intervals
+WELL = 1e-12  # a μ below this fraction of L counts as zero
 BEYOND = 2.0  # the longest step, relative to the distance of the least value along the gradient
 
 
@@ -26,17 +26,17 @@ class Measured:
 
     Attributes:
         L, mu: the largest and the smallest curvature of the clients' mean; μ < 0 if it is not convex.
-        client_L, client_mu: the same of every client.
+        client_L, client_mu: the same for every client.
         gradient: ‖∇f‖.
         heterogeneity: the difference of the clients' gradients.
         curvature_heterogeneity: the difference of the clients' Hessians.
         noise: the standard deviation of a gradient from one sample.
-        kink: the part of the slope that jumps along a short line, from 0 (smooth) to 1.
+        kink: the fraction of the slope that jumps along a short line, from 0 (smooth) to 1.
         value: f.
         rounding: the spacing of floats of the size of f, in the precision of the run.
         reach: the distance along the negative gradient at which f is smallest.
-        unsure: the error of L and μ as a part of L − μ, with a probability of 95 %; 0 if as many
-            products were taken as there are variables.
+        unsure: the error of L and μ as a fraction of L − μ, with a probability of 95 %; 0 if the products are
+            as many as the variables.
     """
 
     L: float
@@ -68,7 +68,7 @@ class Measured:
     def step(self) -> float:
         """A step size for a smooth f: 1/L, or less if f is smallest closer than that.
 
-        If f is flat at the start, far from its minimum, its L there is too small for the way.
+        If f is flat at the start, far from its minimum, its L there is too small further on.
         """
         return self.within(self.L)
 
@@ -184,7 +184,7 @@ class Practical(NamedTuple):
     Attributes:
         method: the method, ready to run.
         rate: the relative decrease of x's error in a round, asymptotically; 0 if it is not linear.
-        reasons: how the numbers were chosen, in words.
+        reasons: the reasons for the numbers, in words.
         fades: whether the steps decrease over the horizon, so that a longer run needs a new plan.
         cost: the approximate number of exchanges per round.
         doubts: reasons against the method here, in words; methods without doubts come first.

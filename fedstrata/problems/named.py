@@ -61,8 +61,8 @@ Form = Literal["composition", "minimax"]
 class SolveArguments(NamedTuple):
     """The arguments of `fedstrata.solve` except the method.
 
-    ``place`` says where the result has the model's parameters, and ``own`` where it has a client's own, if
-    elsewhere; ``metrics`` are the problem's own metrics.
+    ``place`` locates the model's parameters in the result, and ``own`` a client's own, if elsewhere;
+    ``metrics`` are the problem's own metrics.
     """
 
     problem: Problem
@@ -169,7 +169,7 @@ def _minimization(model: Model) -> Minimization:
 def regularisation(
     of: Inputs, *, per: Literal["client", "all"] = "client", start: float = 0.1
 ) -> SolveArguments:
-    """The ℓ2 weight, per client or for all, with the lowest validation loss; x is its logarithm."""
+    """The ℓ2 weight with the lowest validation loss, per client or for all; x is its logarithm."""
     _positive(start=start)
     data = _indexed(of.data)
     x0 = jnp.full((data.clients,) if per == "client" else (), math.log(start))
@@ -191,7 +191,7 @@ def _regularised(model: Model, per: str) -> Bilevel:
 
 
 def _weight(x: PyTree, y: PyTree, data: Any) -> Any:
-    """NaN where a logarithm went to −∞: 0 would look like a weight."""
+    """NaN if a logarithm went to −∞, because 0 would look like a weight."""
     return jnp.where(jnp.all(jnp.exp(x) > 0), jnp.exp(x).mean(), jnp.nan)
 
 

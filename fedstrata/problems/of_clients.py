@@ -123,7 +123,7 @@ class RiskOfClients(Minimization):
 
     Attributes:
         kind: ``"kl"`` or ``"cvar"``.
-        level: λ of the KL risk; of the CVaR the part of the clients that counts.
+        level: λ of the KL risk; for the CVaR, the fraction of the clients that counts.
     """
 
     kind: Literal["kl", "cvar"] = "kl"
@@ -137,7 +137,7 @@ class RiskOfClients(Minimization):
         return its.value(losses, shares)
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
-        """The mean loss, and the risk; of the CVaR at the threshold y."""
+        """The mean loss, and the risk; for the CVaR, at the threshold y."""
         loss = mean(self.loss, x)
         if self.kind == "kl":  # shifted by the mean loss, so that it does not overflow early
             return {

@@ -38,7 +38,7 @@ from fedstrata.support.words import misspelt
 class Regularizer(Checked, abc.ABC):
     """A function r with a proximal map."""
 
-    finite: ClassVar[bool] = True  # or the indicator of a set
+    finite: ClassVar[bool] = True  # False for the indicator of a set
 
     @abc.abstractmethod
     def value(self, x: PyTree) -> jax.Array:

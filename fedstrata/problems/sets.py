@@ -421,7 +421,7 @@ class Intersection(Set):
             each._imply(common)
 
     def _contradiction(self, n: int | None = None) -> str | None:
-        """Why the intersection is empty; None if that cannot be shown without a point."""
+        """The reason why the intersection is empty; None if none is found without a point."""
         ragged = any(dimension(p) is None and len(jax.tree.leaves(p)) > 1 for p in self._points())
         if ragged or (n is None and not all(isinstance(each, Box | NonNegative) for each in self.sets)):
             return None

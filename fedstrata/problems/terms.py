@@ -1,4 +1,4 @@
-"""Terms that are built from other terms, and what they read."""
+"""Terms that are built from other terms, with their reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedstrata.core.types import Function, PyTree
 
 
 def known(function: Function) -> bool:
-    """Whether a problem's function does not depend on data, so that everyone knows it."""
+    """Whether a problem's function does not depend on data, so that all parties know it."""
     return Term.of(function).reads == "nothing"
 
 

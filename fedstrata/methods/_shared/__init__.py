@@ -1,1 +1,1 @@
-"""What several methods share."""
+"""Code that several methods share."""

@@ -1,4 +1,4 @@
-"""A solver of the lower level that stops by its residual; every step is averaged, so clients do not drift.
+"""A lower-level solver that stops by its residual; every step is averaged, so that clients do not drift.
 
     y_j ≈ argmin over Y(x_j) of h(x_j, ·),  h the mean of the clients' h_i, at the points x_j of a round
 
@@ -30,7 +30,7 @@ next round, each moved a tenth towards the other because x moves.
 
 A zeroth-order estimate divides the difference of y(x + v) and y(x) by η. So y is accurate enough when the
 residual, divided by the smallest curvature so far, is at most ``tol`` times the distance of the points' y
-from their mean, or when it is all rounding. The residual is ‖∇h(y)‖; on a set L‖z − P(z − g/L)‖ at the last
+from their mean, or when it is only rounding. The residual is ‖∇h(y)‖; on a set L‖z − P(z − g/L)‖ at the last
 z.
 
 Messages hold all points, and clients return only averages. The server stores y as the rows of one matrix.
@@ -61,7 +61,7 @@ ROUNDINGS = 2  # rounding errors in a mean gradient, in units of the last place
 
 
 class LowerReport(NamedTuple):
-    """What one solution passes to the next, and reports to the user.
+    """The results of one solution that the next one uses and the user gets.
 
     Attributes:
         residual: the largest residual of all points.
@@ -196,7 +196,7 @@ class Accurate:
         return ROUNDINGS * jnp.finfo(y.dtype).eps * (L * norms(y) + scale)
 
     def known(self, y: Array, now: LowerReport) -> Array:
-        """Whether y is accurate enough: by ``tol``, or at all if the residual is only rounding."""
+        """Whether y is accurate enough: by ``tol``, or because the residual is only rounding."""
         rounded = now.residual <= 10 * self.rounding(y, now.L, now.scale).max()
         at_all = (now.residual <= now.mu * apart(y)) | (apart(y) == 0)
         return (now.residual <= self.tol * now.mu * apart(y)) | (rounded & at_all)

@@ -21,7 +21,7 @@ def level_mean(fed: Fed, tracker: Tracker, phase: Phase, key: Key, *message: PyT
 
 
 def revealed_by_levels(problem: Composition) -> Reveals:
-    """What `level_mean` reveals for a composition."""
+    """The uploads that `level_mean` reveals for a composition."""
     plain = all(tracker_of(level) is ARITHMETIC for level in c.chain_of(problem).inner)
     return "averages" if plain else "replies"
 

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def refused_variates(name: str, problem: Minimization | Minimax) -> str | None:
-    """Why control variates do not apply: on a set they do not sum to zero at the solution."""
+    """The reason why control variates do not apply: on a set they do not sum to zero at the solution."""
     match problem:
         case Minimax() if words := moving_set(name, problem):
             return words
@@ -100,7 +100,7 @@ def local_steps(
 
     Args:
         problem: the minimax problem.
-        client: the client whose payoff it is.
+        client: the client.
         key: the random key of the minibatches.
         start: the server's pair.
         steps: the number of steps.

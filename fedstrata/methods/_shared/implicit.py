@@ -15,7 +15,7 @@ left out of all factors.
 
 A series needs an ℓ of at least the lower level's largest curvature L: it diverges if L > 2ℓ, and N terms miss
 the part (1 − μ/ℓ)^N of the solution. If ℓ is not given, power iterations before the first round estimate L
-and μ at the start, ℓ = 1.25 L, and a warning tells if N terms are too few.
+and μ at the start, ℓ = 1.25 L, and a warning is given if N terms are too few.
 """
 
 from __future__ import annotations

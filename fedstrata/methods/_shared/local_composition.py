@@ -40,14 +40,14 @@ def _drawn(n: int, u: PyTree) -> PyTree:
 def draw(
     problem: Composition, client: Client, key: Key, batch_size: int | None, inner_batch_size: int | None
 ) -> Callable[..., tuple[Tracked, PyTree]]:
-    """The map from x, and a rule for the inner values, to these values and the gradient there.
+    """The map from x and a rule for the inner values to these values and the gradient.
 
     Args:
-        problem: of any number of levels; the outermost and ``plain`` draw ``batch_size`` samples.
-        client: whose means.
-        key: of the samples, which are the same for every point.
+        problem: the problem; its outermost level and ``plain`` draw ``batch_size`` samples.
+        client: the client.
+        key: the random key of the samples, which are the same for every point.
         batch_size: samples of the outermost level; None is all.
-        inner_batch_size: of each other level.
+        inner_batch_size: samples of each other level.
     """
     *inner, outer = problem.levels
     keys = jax.random.split(key, len(inner) + 2)

@@ -1,6 +1,6 @@
 """Federated solvers of a lower level, y(x) = argmin over Y(x) of 1/m Σ E h_i(x, ·, ζ), at several x at once.
 
-This module has the papers' rules and what any solver needs; the default is in
+This module has the papers' rules and the parts that any solver needs; the default is in
 `fedstrata.methods._shared.accurate`.
 
 All points share every exchange: a message holds the stacked iterates of all points, so two points need one

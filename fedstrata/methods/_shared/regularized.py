@@ -83,7 +83,7 @@ class Regularized(Method[Selection, StateT]):
 
     K: int = 1
     gamma_g: Real = 1.0
-    R: Real | None = 0.0  # None where the rule is to take the run's number of rounds
+    R: Real | None = 0.0  # None takes the run's number of rounds
     mu: Real | None
     L_h: Real | None
     power_steps: int

@@ -28,8 +28,8 @@ BIAS = 1e-3  # δ, the bias of drift relative to the reach
 MOST_STEPS = 50  # local steps
 BELOW = 0.9  # α relative to 1/L_F
 APART = 0.5  # x's speed relative to y's
-APART_BY = 0.1  # how much losses differ on the way, relative to the bound √m ζ reach
-LEFT = 1e-2  # the part of an inner error that inner steps may leave
+APART_BY = 0.1  # the difference of losses along the way, relative to the bound √m ζ reach
+LEFT = 1e-2  # the fraction of an inner error that inner steps may leave
 
 
 class Steps(NamedTuple):
@@ -112,7 +112,7 @@ class TwoLevels(NamedTuple):
         return Practical(method, more.pop("rate", self.rate), (*self.why, *reasons), fades=self.fades, **more)
 
     def faded(self, at: Conditions) -> TwoLevels:
-        """Fade both at one pace if clients are sampled, a noise that the method does not reduce."""
+        """Decrease both at the same pace if clients are sampled, whose noise the method does not reduce."""
         homogeneous = isinstance(at.problem, Bilevel | Minimax) and not any(
             its.heterogeneity > 0 for its in at.constants.levels.values()
         )
@@ -267,7 +267,7 @@ def worst_client(at: Conditions) -> Worst:
     steps = descent(at, its, largest(its))
     spread = spread_of_losses(at)
     eta, why = max(its.mu, 1 / at.rounds * scale(its)) / spread, "eta_lam = mu over the spread of gradients"
-    if its.kinked and its.reach > 0:  # no μ: both first steps are as long as their ways
+    if its.kinked and its.reach > 0:  # no μ: both first steps are as long as the distance to go
         apart = APART_BY * its.reach * math.sqrt(spread)
         eta, why = 1 / apart, "eta_lam begins with a move through all weights"
     if steps.fades:
@@ -295,8 +295,8 @@ DAMPED = 1.5  # steps longer by this factor must still contract
 def unlike(at: Conditions) -> tuple[int, float]:
     """Local steps K with K β τ ≤ ½, τ the difference of the clients' Hessians, and 2τ, their addition to L_h.
 
-    One on sets, where means of points that clients project drift, and for a composition. Other differences of
-    the clients are not measured, so a round of K steps counts as √K.
+    K = 1 on sets, because means of points that clients project drift, and for a composition. Other
+    differences of the clients are not measured, so a round of K steps counts as √K.
     """
     if at.problem.local or "lower" not in at.constants.levels:
         return 1, 0.0

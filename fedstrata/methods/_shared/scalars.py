@@ -1,4 +1,4 @@
-"""Shared by the methods whose clients know a round's directions, so that scalars are all they send.
+"""Shared by the methods whose clients know a round's directions, so that they send only scalars.
 
 u_kp = H^(−½) z_kp,   z_kp ~ N(0, I) from (key, k, p), the same for all clients;   H = 1 if there is none
 s_kp = (f(x + μ u_kp) − f(x))/μ,  or two-sided  (f(x + μ u_kp) − f(x − μ u_kp))/(2μ)
@@ -33,7 +33,7 @@ class Sent(NamedTuple):
 
     Attributes:
         words: the data of the random key.
-        scalars: s_kp, the clients' mean; K × P.
+        scalars: the clients' mean of s_kp; K × P.
         eta: the step size.
     """
 
@@ -124,14 +124,14 @@ def local_scalars(
     """The scalars s_kp of a client's local steps from x.
 
     Args:
-        problem: whose loss is evaluated.
+        problem: the problem with the loss.
         client: the client.
         key: the random key of its minibatches.
         x: the start of the steps.
         words: the data of the directions' key.
         eta: the step size.
         options: K, P, μ, whether differences are two-sided, and the minibatch size.
-        H: the curvature that shapes the directions; None is 1.
+        H: the curvature that scales the directions; None is 1.
     """
     K, P, mu, two_sided, batch_size = options
 

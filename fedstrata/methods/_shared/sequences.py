@@ -70,7 +70,7 @@ class Sequences(Chained, Method[Problem, StateT]):
 
 
 def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
-    """Why a set is refused: implicit differentiation is wrong on it, or the server does not know it."""
+    """The reason to refuse a set: implicit differentiation fails on it, or the server does not know it."""
     if server and not problem.set_of_x.shared:
         return f"{name}: the server updates x, so it cannot use a client-dependent project_x(x, client)."
     match problem:
@@ -85,14 +85,14 @@ def refused_sets(name: str, problem: Problem, server: bool) -> str | None:
 
 
 def moving_set(name: str, problem: Minimax) -> str | None:
-    """Why methods that step along ∇_x f refuse a set of y that depends on x."""
+    """The reason to refuse a set of y that depends on x, for methods that step along ∇_x f."""
     if problem.project_y.arity > 1:
         return f"{name}: ∇_x f is not a descent direction if the set of y depends on x. Use FedRZOMinimax."
     return None
 
 
 def needs_of(problem: Problem) -> str:
-    """What the maps of a problem need."""
+    """The derivatives that the maps of a problem need."""
     match problem:
         case Bilevel():
             return "gradients, Hessian-vector products"

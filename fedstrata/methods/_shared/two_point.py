@@ -80,7 +80,7 @@ class Replayed(TwoPoint[ProblemT, StateT]):
         return loop(self.H, add, key, tree.zeros_like(x), indexed=True)
 
     def replay_all(self, fed: Fed, key: Key, scalars: Array, x: PyTree) -> PyTree:
-        """``x − γ`` times the mean over the cohort of what `replay` gives."""
+        """``x − γ`` times the mean of `replay` over the cohort."""
 
         def add(x_new: PyTree, one: tuple[Any, Any, Any]) -> tuple[PyTree, None]:
             index, weight, own = one
@@ -119,7 +119,7 @@ def lost_in_rounding(method: Any, width: str, moment: Moment, of_entries: bool =
         method: with the width η of its differences, a number or a schedule (evaluated in round 0); entries
             of a direction are about η/√n.
         width: the name of that field.
-        moment: the warning is given only before the run.
+        moment: the run's moment; the warning is given only before the run.
         of_entries: whether η is the size of an entry, as of normal directions.
     """
     if moment.state is not None:

@@ -55,7 +55,7 @@ def by_values(at: Conditions, F: Measured, *, own: bool, condition: float = 1.0)
         at: the problem's constants.
         F: the constants of the function to minimise.
         own: whether each client draws its own directions.
-        condition: the condition number of what y(x) solves, which multiplies rounding.
+        condition: the condition number of the lower level, which multiplies rounding.
     """
     n, way = at.dimension, max(F.reach, at.constants.scale_x * np.sqrt(at.dimension)) or 1.0
     b = min(n, MOST)
