@@ -21,6 +21,7 @@ import functools
 import hashlib
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -158,6 +159,8 @@ class _Current(Reader):
     def _look(self, value: Any) -> str:
         if getattr(value, "values_only", False) is True:
             return f"{id(value)}"
+        if isinstance(value, jax.Array):
+            return _once(value)
         text = super()._look(value)
         module = (value if isinstance(value, type) else type(value)).__module__
         file = getattr(sys.modules.get(module), "__file__", None) or ""
@@ -165,6 +168,19 @@ class _Current(Reader):
             return text
         own = {name: held for name, held in vars(value).items() if not name.startswith("__")}
         return _hash(text, self.text(own))
+
+
+_known_arrays: dict[int, tuple[weakref.ref[jax.Array], str]] = {}
+
+
+def _once(array: jax.Array) -> str:
+    """The digest of an array of JAX, which cannot change: it is read from the device once."""
+    number = id(array)
+    known, text = _known_arrays.get(number, (None, ""))
+    if known is None or known() is not array:
+        text = _array(array)
+        _known_arrays[number] = weakref.ref(array, lambda _: _known_arrays.pop(number, None)), text
+    return text
 
 
 def current(*functions: Any) -> str:
