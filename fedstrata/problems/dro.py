@@ -82,6 +82,12 @@ class DRO(Composition):
         per_sample(self.loss, "The loss of a robust problem", "every sample is weighed by its own loss")
 
     @property
+    def assumes(self) -> str:  # type: ignore[override]
+        """The assumptions of the methods' theory, and whether this risk violates them."""
+        words = super().assumes
+        return words if self.risk.smooth else f"{words}; this risk has a kink: let step sizes decrease"
+
+    @property
     def lifted(self) -> bool:
         """Whether the main variable is (x, η)."""
         return self.risk.lifted

@@ -63,11 +63,13 @@ class Risk:
     Attributes:
         lifted: whether the composition's main variable is (x, η).
         additive: whether the composition is one mean over samples of a function of (x, η).
+        smooth: whether the risk of smooth losses has a gradient everywhere.
         low, high, radius: the set of densities q: ``low ≤ q ≤ high`` and ``mean((q − 1)²) ≤ radius``.
     """
 
     lifted: ClassVar[bool] = False
     additive: ClassVar[bool] = False
+    smooth: ClassVar[bool] = True
     low: ClassVar[float] = 0.0
 
     @property
@@ -253,7 +255,7 @@ class CVaR(Risk):
 
     level: float  # α
 
-    lifted, additive = True, True
+    lifted, additive, smooth = True, True, False
 
     @property
     def high(self) -> float:
