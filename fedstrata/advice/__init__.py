@@ -1,1 +1,1 @@
-"""What fits a problem, and how good a result is."""
+"""Methods for a problem, and the quality of results."""

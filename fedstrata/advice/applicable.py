@@ -17,12 +17,12 @@ class Fit:
     """A method that fits.
 
     Attributes:
-        name: of the method's class, ``fs.<name>``.
+        name: the name of the method's class, ``fs.<name>``.
         method: the class.
         needs: the oracles that it evaluates: function values, gradients, second-order products.
         assumes: the assumptions of its theory.
         data: ``"clients"``, or ``"clients and server"``.
-        participation: ``"any"``, or ``"all"`` where it needs every client in every round.
+        participation: ``"any"``, or ``"all"`` if it needs every client in every round.
         reveals: ``"averages"`` (fit for secure aggregation) or ``"replies"``.
         via: the conversion to apply first, e.g. ``"as_bilevel"``; empty if none is needed.
     """
@@ -104,7 +104,7 @@ def applicable(problem: Problem) -> Fits:
         for name, cls in METHODS.items():
             if name not in found and cls.fits(converted):
                 found[name] = _fit(cls, converted, convert.__name__)
-    from fedstrata.advice.recommend import typical_order  # which asks here what fits
+    from fedstrata.advice.recommend import typical_order  # which imports this module
 
     return Fits(typical_order(problem, [found[name] for name in sorted(found, key=str.lower)]))
 

@@ -1,4 +1,4 @@
-"""Solve without hyper-parameters: plan, run a stage, certify, adapt; until solved, or the budget is used up.
+"""Solve without hyper-parameters: plan, run a stage, certify, adapt, until solved or the budget is spent.
 
     1  measure the problem's constants at x; rank the methods by their rules (`fedstrata.recommend`)
     2  a stage: run the first method for the rounds that its rule expects, from the best x so far
@@ -9,8 +9,8 @@
        else: a longer horizon if step sizes decrease with it; else decreasing step sizes; else the next method
     5  go to 2 while there is budget
 
-The adaptation changes the *constants* that the rules see: a curvature four times as large makes every
-method's steps shorter in its own way. So each stage's method, and `Result.method`, is an ordinary one.
+The adaptation changes the *constants* that the rules use: a curvature four times as large shortens the steps
+of every method by its own rule. So each stage's method, and `Result.method`, is an ordinary one.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LONGEST = 50_000  # rounds of a first stage
 LONGER = 4  # times the longest stage so far: the limit of a later one
 STAGES = 24
 SHORTER = 4.0  # the factor by which a step size at fault is divided
-MOST_SHORTER = 64.0  # in all, as long as F does not rise
-STILL = 1e-6  # of the way to the best point: a shorter move counts as none
+MOST_SHORTER = 64.0  # in total, as long as F does not increase
+STILL = 1e-6  # relative to the distance to the best point: a shorter move counts as none
 STALLS = 3  # stages of one method in a row that hardly gain
 FAILURES = 3  # of one method in a row
-HALF = 0.5  # of the excess: a stage that leaves more has stalled
+HALF = 0.5  # a stage that leaves a larger fraction of the excess has stalled
 KINK = 1.0
-EVALUATIONS = 200  # of a stage, at most
+EVALUATIONS = 200  # the most of a stage
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Belief:
 
     Attributes:
         upper, lower: factors of the curvatures of F and of the lower level.
-        kinked: whether step sizes must decrease, whatever was measured.
+        kinked: whether step sizes must decrease, regardless of the measurements.
         horizon: the rounds over which they decrease.
         failures: stages in a row that ended above their start.
         stalls: stages in a row that hardly gained.
@@ -118,11 +118,11 @@ class Budget:
 
     @property
     def until(self) -> float:
-        """The `time.perf_counter` at which its seconds are used up."""
+        """The `time.perf_counter` at which its seconds are spent."""
         return self.began + self.limits.get("seconds", math.inf)
 
     def left(self) -> float:
-        """The remaining part of the scarcest resource."""
+        """The remaining fraction of the scarcest resource."""
         spent = amounts(self.used, time.perf_counter() - self.began)
         return min(1 - spent[name] / limit for name, limit in self.limits.items() if name in spent)
 
@@ -198,7 +198,7 @@ def auto(
 
 
 def can_run(its: Advice, doubted: bool = False) -> bool:
-    """Whether a method has step sizes and no objections; or, if doubted, none but its own rule's."""
+    """Whether a method has step sizes and no objections; if doubted, no others than those of its own rule."""
     if its.practical is None:
         return False
     return not its.avoid or (doubted and set(its.reasons) <= set(its.practical.doubts))
@@ -294,7 +294,7 @@ class Run:
             count = max(math.ceil(needed), FEWEST) if math.isfinite(needed) else belief.horizon
             if min(count, self.most) <= belief.horizon:
                 return replace(its, rounds=float(count))
-            belief = replace(belief, horizon=min(count, self.most))  # over which step sizes decrease
+            belief = replace(belief, horizon=min(count, self.most))  # the horizon of decreasing step sizes
 
     def too_large(self, method: Method | None) -> bool:
         """Whether one of its rounds sends more, up and down, than the budget allows."""
@@ -332,7 +332,7 @@ class Run:
         return stage
 
     def certified(self, result: Result) -> Certificate:
-        """The certificate; once the budget's seconds are used up, only that of the first stage."""
+        """The certificate; once the budget's seconds are spent, only that of the first stage."""
         try:
             return certify(result, until=self.budget.until if self.stages else math.inf)
         except OutOfTime:
@@ -357,7 +357,7 @@ class Run:
             return replace(belief, horizon=4 * belief.horizon) if belief.horizon < MOST else None
         if belief.stalls > STALLS:
             return None
-        # the choice of clients is a noise that shorter steps reduce
+        # shorter steps reduce the noise of sampled clients
         shorter = replace(belief, upper=SHORTER * belief.upper, lower=SHORTER * belief.lower)
         if self.at.partial and belief.upper < MOST_SHORTER and self.changes(its, shorter):
             return shorter
@@ -366,7 +366,7 @@ class Run:
         return replace(belief, rounds=4 * belief.rounds) if belief.rounds < 64 else None
 
     def changes(self, its: Advice, belief: Belief) -> bool:
-        """Whether the method has other steps by a belief."""
+        """Whether a belief changes the method's steps."""
         other = self.planned(its.name, belief)
         return other is not None and repr(other.method) != repr(its.method)
 
@@ -406,7 +406,7 @@ class Run:
         return found
 
     def words(self, final: Stage) -> tuple[str, ...]:
-        """The course of the call, in three lines."""
+        """A summary of the call, in three lines."""
         constants_ = self.at.constants
         tried = ", ".join(
             f"{type(s.result.method).__name__} {s.result.ledger.rounds} ({s.certificate.verdict})"

@@ -1,11 +1,11 @@
 """Baselines of a federated model: each client alone, all data pooled, and fine-tuned models.
 
     together    the method on all clients
-    alone       the method on each client's samples, as if there were no others
+    alone       the method on each client's samples, without the others
     fine-tuned  the same, from the common model, for fewer rounds
     pooled      the method on all samples in one place, which a federation avoids
 
-Each is judged at every client by the same metric on the same samples.
+Each is evaluated at every client by the same metric on the same samples.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Baselines:
     Attributes:
         values: by way of learning (``"alone"``, ``"together"``, ``"fine-tuned"``, ``"pooled"``), the metric
             at every client.
-        names: of the clients.
+        names: the clients' names.
         metric: the metric's name.
         part: the samples on which it was measured.
         mode: ``"min"`` if small values are good, ``"max"`` if large ones are.
@@ -60,13 +60,13 @@ class Baselines:
 
     @property
     def gains(self) -> np.ndarray:
-        """How much better each client's metric is with the common model than alone; negative if worse."""
+        """Each client's gain in the metric from the common model over its own; negative if it is worse."""
         sign = 1.0 if self.mode == "max" else -1.0
         return sign * (self.values["together"] - self.values["alone"])
 
     @property
     def summary(self) -> dict[str, dict[str, float]]:
-        """By way of learning, the mean over clients and the worst of them."""
+        """For each way of learning, the mean over clients and the worst client."""
         worst = np.max if self.mode == "min" else np.min
         return {
             name: {"mean": float(self.shares @ values), "worst": float(worst(values))}
@@ -74,7 +74,7 @@ class Baselines:
         }
 
     def rows(self, most: int | None = None) -> list[tuple[str, ...]]:
-        """The table as texts: head, clients, mean and worst."""
+        """The cells of the table: head, clients, mean and worst."""
         head = ("client", *self.values, "gain")
         lines = [
             (name, *(html.number(float(v[i])) for v in self.values.values()), f"{self.gains[i]:+.3g}")
@@ -126,11 +126,11 @@ def baselines(
     Each client is trained in a separate run; clients of the same size share a compiled program.
 
     Args:
-        problem: the problem that everyone solves.
+        problem: the problem of all runs.
         data: the clients' samples.
         method: the method of the common run and of the pooled samples.
         x0: the start of the main variable.
-        rounds: of every run except fine-tuning.
+        rounds: the rounds of every run except fine-tuning.
         y0: the start of the second variable.
         metric: ``metric(x, sample)`` or ``metric(x, y, sample)``, of one sample; by default the problem's
             loss, or its upper level's.
@@ -141,7 +141,7 @@ def baselines(
         fine_tune: rounds of fine-tuning; by default a tenth of ``rounds``.
         result: the run of all clients together, if it exists already.
         seed: the random seed.
-        weights: of the clients, in the common run and in the mean.
+        weights: the clients' weights in the common run and in the mean.
         progress: whether to show a bar.
 
     >>> import numpy as np, fedstrata as fs

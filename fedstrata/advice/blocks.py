@@ -1,8 +1,8 @@
-"""How many samples, and clients, a measurement takes at once: as many as a bound on the memory allows.
+"""The block sizes of measurements: as many samples and clients at once as a bound on the memory allows.
 
-The forward pass of one sample is traced. What depends on the sample is kept once for each sample that is
-evaluated at once, and a few times by derivatives. Where all samples fit, they are evaluated in one `vmap`;
-else in tiles, whose forward passes are repeated for derivatives.
+The forward pass of one sample is traced. Values that depend on the sample are kept for each sample that is
+evaluated at once, and a few times by derivatives. If all samples fit, they are evaluated in one `vmap`; else
+in tiles, whose forward passes are repeated for derivatives.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from fedstrata.core.term import Term
 from fedstrata.core.types import Array, Function, PyTree
 from fedstrata.data.storage import Placed, free_bytes
 
-ROOM = 2**28  # bytes of a measurement's temporaries on a device that does not say how much memory is free
+ROOM = 2**28  # bytes of a measurement's temporaries on a device that does not report its free memory
 DERIVATIVES = 8  # arrays of the size of each one of a forward pass, in a product with a Hessian
-SURELY = 2**16  # numbers of samples and arguments, up to which nothing is looked at
+SURELY = 2**16  # total size of samples and arguments up to which nothing is checked
 
 
 class Cost(NamedTuple):
-    """Of the forward pass at one sample: its operations, and the bytes of what depends on the sample."""
+    """The operations of the forward pass at one sample, and the bytes of values that depend on the sample."""
 
     operations: int
     bytes: int
 
 
 def room() -> int:
-    """Bytes for a measurement: a quarter of what is free on the device."""
+    """The bytes for a measurement: a quarter of the device's free memory."""
     return max((free_bytes() or 0) // 4, ROOM)
 
 
 def cost_of(function: Function, sample: PyTree, *args: PyTree) -> Cost:
-    """The cost of a function at a sample, of which only the shape matters."""
+    """The cost of a function at a sample; only the sample's shape matters."""
     jaxpr = jax.make_jaxpr(lambda sample: Term.of(function)(*args, opened(sample)))(sample).jaxpr
     of_sample, size = set(jaxpr.invars), 0
     for eqn in jaxpr.eqns:
@@ -46,14 +46,14 @@ def cost_of(function: Function, sample: PyTree, *args: PyTree) -> Cost:
 
 
 def at_once(function: Function, data: Placed, part: str, *args: PyTree, bytes_each: int = 0) -> int | None:
-    """How many samples of all clients are evaluated at once; None is all.
+    """The number of samples of all clients that are evaluated at once; None is all.
 
     Args:
-        function: of the arguments and a sample.
+        function: a function of the arguments and a sample.
         data: the samples.
         part: ``"train"`` or ``"valid"``.
         args: the arguments before the sample; only shapes matter.
-        bytes_each: what is kept of a sample besides.
+        bytes_each: the bytes that are kept for a sample besides.
     """
     term, leaves = Term.of(function), data.part(part).leaves
     rows, numbers = _rows(data, part), sum(map(_size, jax.tree.leaves(args)))
@@ -67,7 +67,7 @@ def at_once(function: Function, data: Placed, part: str, *args: PyTree, bytes_ea
 
 
 def block_of(data: Placed, part: str, tile: int | None, bytes_each: int = 0) -> int | None:
-    """How many clients are evaluated at once, if each keeps so many bytes besides; None is all."""
+    """The number of clients that are evaluated at once, if each keeps these bytes besides; None is all."""
     most = data.clients if tile is None else tile // _capacity(data, part)
     block = max(min(most, room() // max(bytes_each, 1)), 1)
     return None if block >= data.clients else block
@@ -83,7 +83,7 @@ def _capacity(data: Placed, part: str) -> int:
 
 
 def mean_of(client: Client, function: Function, *args: PyTree, part: str, tile: int | None) -> Any:
-    """The mean over a client's samples, so many at once."""
+    """The mean over a client's samples, in blocks."""
     oracle = vars(client)[part].full_mean(function)
     return oracle.term.over(oracle.samples, oracle.weights, *args, at_once=tile)
 
@@ -91,7 +91,7 @@ def mean_of(client: Client, function: Function, *args: PyTree, part: str, tile: 
 def client_means(
     data: Placed, function: Function, *args: PyTree, part: str = "train", each: PyTree = None
 ) -> Array:
-    """The mean over each client's samples, stacked; ``each`` is a last argument of each client's own."""
+    """The mean over each client's samples, stacked; ``each`` is each client's own last argument."""
     rest = () if each is None else (each,)
     tile = at_once(function, data, part, *args, *jax.tree.map(lambda leaf: leaf[0], rest))
 
@@ -121,7 +121,7 @@ def _operations(eqn: Any) -> int:
 
 
 def _counted(eqn: Any, measure: Any) -> int:
-    """Of an equation, or of those that it calls; of a loop, of all turns whose number is known."""
+    """The operations of an equation, or of those that it calls, times the turns of a loop if known."""
     inner = [part for value in eqn.params.values() for part in _jaxprs(value)]
     if not inner:
         return int(measure(eqn))

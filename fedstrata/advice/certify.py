@@ -46,13 +46,13 @@ from fedstrata.solving.result import Result
 from fedstrata.support.points import ravel
 
 TARGET = 1e-2
-NEAR = 0.1  # of the excess of the start or of zero: a larger excess is not solved at any distance
+NEAR = 0.1  # relative to the excess of the start or of zero: a larger excess is not solved at any distance
 AGAIN = 4  # searches after the first one, as long as they decrease F
 DISTURBED = 1e-3  # the distance from x at which the search starts, relative to ‖x‖
-NOTHING = 1e-9  # of the way from the start: a shorter solution counts as zero
-ROUNDED = 1e-12  # of a value: a smaller difference is rounding
+NOTHING = 1e-9  # relative to the distance from the start: a shorter solution counts as zero
+ROUNDED = 1e-12  # relative to a value: a smaller difference is rounding
 UNBOUNDED = 1e6  # times the known values: a larger decrease means that F is not bounded below
-PULLED = 3e-4  # of a step of f alone: the least length that errors of a selection are compared with
+PULLED = 3e-4  # relative to a step of f alone: the least unit of errors of a selection
 DRAWN = "a loss that draws is judged without randomness, where its solution may be another one"
 MOST, FEWEST = 1500, 50  # evaluations of F in one search
 SECONDS = 30.0  # for all searches, as long as each may have the fewest evaluations
@@ -75,7 +75,7 @@ class Judgement(NamedTuple):
         behind: the relative distance of clients' own models from their optima.
         notes: further findings.
         calls: evaluations of F with its gradient.
-        slope: ‖∇F(x)‖; NaN where there is no F.
+        slope: ‖∇F(x)‖; NaN without an F.
     """
 
     value: float
@@ -107,17 +107,17 @@ def certify(
     target: float = TARGET,
     until: float = math.inf,
 ) -> Certificate:
-    """Judge an answer: of a run, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
+    """Judge a result, ``certify(result)``, or a point, ``certify(problem, data, x, y)``.
 
     Everything is computed in float64 from all samples; nothing that the method measured is used.
 
     Args:
-        result: of any method; or a problem, with data and a point.
+        result: a result of any method; or a problem, with data and a point.
         data: the samples; by default the result's.
         x: the point, if a problem is given.
         y: its second variable, if the problem has one: the lower level is solved from there.
-        problem: the problem of a loaded result, which does not know it.
-        weights: of the clients; by default the run's, for a point ``"uniform"``.
+        problem: the problem of a loaded result, which does not store it.
+        weights: the clients' weights; by default the run's, for a point ``"uniform"``.
         x0: the start to compare with; by default the run's, for a point zero.
         y0: the second variable there.
         target: the accuracy that counts as solved: the relative error of x; its square for values.
@@ -182,7 +182,7 @@ def case_of(
     if problem is result:
         train, begun = data.sample_of(), problem.start_x(x)
         problem.check_server(begun, data.sample_of("server"))
-        if not problem.has_y:  # one with a y is checked where the level is solved
+        if not problem.has_y:  # a problem with a y is checked when the level is solved
             problem.check(begun, None, train, train if data.valid is None else data.sample_of("valid"))
     start = None if x0 is None else problem.start_x(x0)
     x, y, x0, y0 = map(double, (problem.start_x(x), y, start, y0))
@@ -231,7 +231,7 @@ def judge(problem: Problem, case: Case) -> Judgement:
 
 @judge.register
 def _(problem: Selection, case: Case) -> Judgement:
-    """Against the best of the optima of h, with both levels' values."""
+    """Compare with the best of the optima of h, with both levels' values."""
     found = judge_selection(problem, case.weights, case.data, case.x, 1e-8)
     if found.moved > TARGET:
         raise NotCertifiable(
@@ -242,7 +242,7 @@ def _(problem: Selection, case: Case) -> Judgement:
         f"h is {found.h - found.h_best:.2g} above its least, f {found.f:.6g} and at best {found.f_best:.6g}",
     )
     judged = _by_distance(case, found.solution, notes=notes)
-    # if a run starts at the solution there is no way to compare with, but a step of f alone has a length
+    # a run that starts at the solution gives no unit, but a step of f alone has a length
     least = PULLED * found.pull
     return judged._replace(
         unit=max(judged.unit, least**2 / 2), distance=min(judged.distance, _ratio(judged, least))
@@ -269,13 +269,13 @@ def _by_distance(case: Case, solution: PyTree, **more: Any) -> Judgement:
 
 
 def _length(solution: np.ndarray, x0: np.ndarray) -> float:
-    """The unit of distances: the solution's length, or the length of the way to it if it is zero."""
+    """The unit of distances: the solution's length, or the distance to it if it is zero."""
     length, way = float(np.linalg.norm(solution)), float(np.linalg.norm(solution - x0))
     return length if length > NOTHING * way else way or 1.0
 
 
 class _Flat:
-    """F of flat NumPy vectors, which counts its evaluations, and searches that share a time."""
+    """F of flat NumPy vectors with a count of its evaluations, and searches that share a time limit."""
 
     def __init__(self, objective: Objective, until: float) -> None:
         point, self.unravel = ravel(objective.x)
@@ -297,7 +297,7 @@ class _Flat:
         return x if project is None else ravel(project(self.unravel(x)))[0]
 
     def minimise(self, x: np.ndarray, **options: Any) -> Found:
-        """A search, for as long as there is time."""
+        """A search, until the time limit."""
         self.began = self.began or time.perf_counter()
         spare = SECONDS - (time.perf_counter() - self.began)
         most = int(np.clip(spare / max(self.took, 1e-9), FEWEST, MOST))
@@ -320,7 +320,7 @@ def search(objective: Objective, case: Case) -> Judgement:
     worth = max(min(abs(start - value), abs(origin - value)), abs(beside - value))
     found, remarks = _best(f.minimise, inside, away, value, worth), list(objective.remarks)
     if abs(beside - value) <= ROUNDED * worth and not found.value < value - ROUNDED * worth:
-        # around x F is constant: a minimiser, or a plateau far away from all of them, as a start tells
+        # F is constant around x: at a minimiser, or on a plateau far from all minimisers; a start shows which
         other = _best(f.minimise, begun, _beside(begun, inside), start, worth)
         if other.value < value - 1e-5 * worth:
             found = other
@@ -329,15 +329,15 @@ def search(objective: Objective, case: Case) -> Judgement:
     if not found.converged and value - found.value > UNBOUNDED * known:
         raise NotCertifiable("F is not bounded below, as far as it was followed")
     best, length = min(found.value, value), _length(found.x, begun)
-    if not found.converged:  # then any known lower value counts
+    if not found.converged:  # any known lower value then counts
         best = float(np.nanmin([best, start, origin]))
     unit = start - best
     if length == float(np.linalg.norm(found.x)) and best + ROUNDED * abs(best) < origin < start:
-        unit = origin - best  # a start far away makes any excess look small
+        unit = origin - best  # relative to a distant start, any excess looks small
     reach = max((each for each in (start, origin) if np.isfinite(each)), default=np.inf) - best
     if reach == beside - best == 0:
         raise NotCertifiable("F has the same value at x, beside it, at the start and at zero")
-    if reach <= NOTHING * (beside - best):  # the start and zero are solutions, so that a disturbance counts
+    if reach <= NOTHING * (beside - best):  # the start and zero are solutions, so a disturbance counts
         unit = reach = beside - best
     return Judgement(
         value,
@@ -358,7 +358,7 @@ def search(objective: Objective, case: Case) -> Judgement:
 
 
 def _beside(x: np.ndarray, begun: np.ndarray, number: int = 0) -> np.ndarray:
-    """A short way in a random direction, always the same."""
+    """A short step in a fixed random direction."""
     size = max(float(np.linalg.norm(x)), float(np.linalg.norm(x - begun))) or 1.0
     away = np.random.default_rng(number).normal(size=x.size)
     return away * (DISTURBED * size / np.linalg.norm(away))
@@ -367,7 +367,7 @@ def _beside(x: np.ndarray, begun: np.ndarray, number: int = 0) -> np.ndarray:
 def _best(
     minimise: Callable[..., Found], x: np.ndarray, away: np.ndarray, value: float, worth: float
 ) -> Found:
-    """The end of a search from close to x, and of further ones from around there as long as F decreases.
+    """The end of a search from close to x, and of further ones from its end as long as F decreases.
 
     At kinks, and if the units of x differ much, a search may end too early. It is accepted if a second one,
     with another first step and measured curvature, ends at the same value.
@@ -379,7 +379,7 @@ def _best(
         other = minimise(first.x + turned, length=float(np.linalg.norm(turned)), enough=enough, measured=True)
         apart = first.value - other.value
         if not apart > 1e-5 * worth + 1e-12 * abs(value):
-            # two searches that end at one value have found it, even if neither gradient vanished
+            # two searches with the same final value have converged, even if neither gradient vanished
             same = abs(apart) <= 1e-5 * worth + 1e-12 * abs(value)
             left = min(first.left, abs(apart)) if same and not first.converged else first.left
             return first._replace(left=left, converged=first.converged or same)
@@ -400,7 +400,7 @@ def _behind(objective: Objective, case: Case) -> float:
 
 
 def register(cls: type[Problem]) -> Callable[[Any], Any]:
-    """Decorate ``measure(problem, case) -> Objective`` for a problem class of your own."""
+    """Decorate ``measure(problem, case) -> Objective`` for your own problem class."""
     return objective_of.register(cls)
 
 

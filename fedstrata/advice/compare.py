@@ -47,7 +47,7 @@ Steps: TypeAlias = Literal["given", "planned", "tuned"]
 Entrant: TypeAlias = Method | type[Method] | str
 
 POINTS = 40  # evaluations of a run
-SEARCH = 50  # a tuning spends so many times one run's budget
+SEARCH = 50  # a tuning spends this multiple of one run's budget
 LEVEL = 0.05
 
 
@@ -61,7 +61,7 @@ class Case(NamedTuple):
 
     @property
     def datasets(self) -> list[FederatedData]:
-        """The data of all seeds, or of each."""
+        """The data sets: one for all seeds, or one for each."""
         return [self.data] if isinstance(self.data, FederatedData) else list(self.data)
 
 
@@ -70,9 +70,9 @@ class Entry:
     """One run.
 
     Attributes:
-        case, method, seed: which.
-        rounds: at which the excess was measured.
-        excess: there, relative to the start's; infinite if the run diverged.
+        case, method, seed: the run's problem, method and seed.
+        rounds: the rounds at which the excess was measured.
+        excess: the excess at these rounds, relative to the start's; infinite if the run diverged.
         round_takes: the cost of one round, by kind.
         result: the run.
     """
@@ -92,7 +92,7 @@ class Entry:
 
 
 class Played(NamedTuple):
-    """How a run ended: its method, problem and seed, and the excess there."""
+    """The end of a run: its method, problem and seed, and its last excess."""
 
     method: str
     case: str
@@ -107,9 +107,9 @@ class Pair(NamedTuple):
         first, second: the methods.
         decades: the mean of log₁₀ excess of the first minus log₁₀ excess of the second: negative if the first
             is better.
-        interval: of this mean, at 95 % for all pairs together.
-        p: Wilcoxon's, with Holm's correction; NaN if there are too few different runs.
-        runs: how many pairs of runs count.
+        interval: the interval of this mean, at 95 % for all pairs together.
+        p: Wilcoxon's p-value with Holm's correction; NaN for too few different runs.
+        runs: the number of pairs of runs that count.
     """
 
     first: str
@@ -126,11 +126,11 @@ class Comparison:
 
     Attributes:
         entries: all runs.
-        methods: by name, the method that each case's runs had.
-        kind: of the budget: ``"rounds"``, ``"bytes"``, ``"oracle_calls"`` or ``"seconds"``.
-        budget: how much of it.
+        methods: the method of each case's runs, by name.
+        kind: the unit of the budget: ``"rounds"``, ``"bytes"``, ``"oracle_calls"`` or ``"seconds"``.
+        budget: the amount of it.
         target: the excess that counts as reached.
-        pairs: every two methods.
+        pairs: all pairs of methods.
     """
 
     entries: list[Entry] = field(repr=False)
@@ -245,17 +245,17 @@ def compare(
     Args:
         problems: one problem; or by name ``(problem, data, x0)`` or ``(problem, data, x0, y0)``.
         methods: objects, classes or names; a dictionary with names, if two are of one class.
-        data: of one problem; or one for each seed, with its own split.
-        x0: the start, of one problem.
+        data: the data of one problem; or a list of data, one for each seed, with its own split.
+        x0: the start of one problem.
         budget: the budget of each run: ``{"rounds": …}``, ``{"bytes": …}``, ``{"oracle_calls": …}`` or
             ``{"seconds": …}``; a number is rounds.
         y0: the start of the second variable.
-        seeds: how many, or which.
-        steps: ``"given"``: objects as they are, classes and names planned; ``"planned"``: all by `fs.plan`;
+        seeds: their number, or a list.
+        steps: ``"given"``: objects unchanged, classes and names planned; ``"planned"``: all by `fs.plan`;
             ``"tuned"``: all by `fs.tune`, with equal budgets.
-        target: the part of the start's excess to reach.
+        target: the fraction of the start's excess to reach.
         participation: as in `fedstrata.solve`.
-        weights: of the clients.
+        weights: the clients' weights.
         by: the score of points, as in `fs.tune`.
         progress: whether to show bars.
 
@@ -356,7 +356,7 @@ class _Traced(NamedTuple):
 def _traced(
     case: Case, method: Method, rounds: int, seeds: list[int], options: dict[str, Any], by: By, progress: bool
 ) -> _Traced:
-    """Run all seeds, and judge their points during the runs."""
+    """Run all seeds, and score their points during the runs."""
     problem, data, x0, y0 = case
     shared = len(case.datasets) == 1
     per_seed = case.datasets * len(seeds) if shared else case.datasets
@@ -413,7 +413,7 @@ def _relative(case: str, raw: list[tuple[str, dict[str, float], _Traced]], by: B
 
 
 def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
-    """Every two methods, on the problems and seeds that both of them have."""
+    """All pairs of methods, on the problems and seeds that both have."""
     ends = {(e.method, e.case, e.seed): math.log10(min(max(e.excess, 1e-16), 1e16)) for e in played}
     couples = list(itertools.combinations(names, 2))
     found, ps = [], []
@@ -436,7 +436,7 @@ def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's correction of p-values: p₍ᵢ₎ times the number of those that are not smaller, and increasing.
+    """Holm's correction of p-values: p₍ᵢ₎ times the number of p-values that are not smaller, made increasing.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

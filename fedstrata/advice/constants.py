@@ -8,7 +8,7 @@
     reach           the distance along −∇f to the least value of f; if there is none, to the end of its set
     heterogeneity   √(1/m Σ ‖∇f_i − ∇f‖²),  and of curvature  max_i ‖∇²f_i − ∇²f‖
     noise           √(1/m Σ_i mean_ξ ‖∇f(x, ξ) − ∇f_i‖²), the error of a gradient from one sample
-    kink            the part of the change of slope along a short line that happens in one step: 0 if smooth
+    kink            the fraction of the change of slope along a short line that is in one step: 0 if smooth
     rounding        the spacing of floats of the size of f: smaller differences are lost
 
 If a loss has values only, its gradient is a central difference, and the clients' constants are not measured.
@@ -56,17 +56,17 @@ from fedstrata.support.frozen import jit
 from fedstrata.support.points import ravel
 
 CLOSE = 0.02  # the relative change of both ends of a spectrum in a step at which the iteration stops
-LINES = 4  # searched for kinks
+LINES = 4  # the number of lines that are searched for kinks
 SHORT = 1e-2  # half the length of such a line, relative to ‖x‖
 CUT = 64  # intervals of a line
 DOWN = 2.0 ** (np.arange(-60, 61) / 2)  # steps tried along −∇f, in units of a first guess
-MOST_MAPS = 200  # numbers in (x, Z) of a `MultiSequence`, up to which its Jacobian is computed
+MOST_MAPS = 200  # entries of a `MultiSequence`'s (x, Z), up to which its Jacobian is computed
 FEW = 8  # Lanczos steps for the clients' deviations from the mean
 UNLIKE = 16  # clients whose deviations are measured: each of their steps is a pass over all samples
 SMALL = 1e-3
-ROUNDED = 1e-14  # of a value: a smaller decrease is rounding
+ROUNDED = 1e-14  # relative to a value: a smaller decrease is rounding
 PASSES = 1_000  # forward passes over all samples that cost about as much as the measurements of a function
-FEWER = 4  # every so many of `DOWN`, for slow functions
+FEWER = 4  # the stride in `DOWN` for slow functions
 
 
 class Measurand(NamedTuple):
@@ -92,7 +92,7 @@ def parts_of(problem: Problem) -> dict[str, Measurand]:
     """
     shared = all(level.solved_by == "all" for level in problem.levels)
     black, found = problem.without_derivatives, {}
-    if isinstance(problem, DRO) and problem.risk.additive:  # what the unit of its threshold depends on
+    if isinstance(problem, DRO) and problem.risk.additive:  # gives the unit of its threshold
         loss = Term.of(problem.loss)
         found["loss"] = Measurand(calling(lambda v, y, sample: loss(v.x, sample), loss))
     for level in problem.levels:
@@ -111,7 +111,7 @@ def parts_of(problem: Problem) -> dict[str, Measurand]:
 
 @kept
 def _parts(problem: Problem, weights: Weights) -> dict[str, Measurand]:
-    """The same, made once, so that programs are compiled once."""
+    """The same, cached, so that programs are compiled once."""
     return parts_of(problem)
 
 
@@ -136,10 +136,10 @@ def constants(
         problem: any problem.
         data: the clients' samples.
         x: the point.
-        y: the second variable, if there is one: y(x) is solved from there, and all is measured at y(x).
-        weights: of the clients in their mean.
+        y: the second variable, if any: y(x) is solved from there, and all is measured at y(x).
+        weights: the clients' weights in their mean.
         objective: whether to measure F's constants; False keeps y as given.
-        steps: of Lanczos' method, at most.
+        steps: the most steps of Lanczos' method.
 
     >>> import fedstrata as fs, numpy as np
     >>> data = fs.FederatedData.from_clients([{"a": np.full((2, 1), a)} for a in (1.0, 3.0)])
@@ -182,7 +182,7 @@ def constants(
 
 
 def operations(problem: Problem, data: FederatedData, x: PyTree, y: PyTree = None) -> float:
-    """About how many operations `constants` needs for the levels of a problem, from shapes alone."""
+    """The approximate operations of `constants` for the levels of a problem, from shapes only."""
     total = 0.0
     if problem.personal and all(np.shape(leaf)[:1] == (data.clients,) for leaf in jax.tree.leaves(y)):
         y = _one(y)
@@ -215,7 +215,7 @@ def _scale(point: PyTree) -> float:
 
 @dataclass
 class _Meter:
-    """Measures at one point, and counts the cost."""
+    """The measurements at one point, with a count of their cost."""
 
     case: Case
     steps: int
@@ -337,7 +337,7 @@ class _Meter:
         return np.asarray(_jacobian(problem, self.case.weights)((self.case.x, self.case.y), self.case.data))
 
     def direct(self) -> Callable[[np.ndarray], np.ndarray] | None:
-        """The product with ∇²_xx f at (x, y(x)), if there is a lower level."""
+        """The product with ∇²_xx f at (x, y(x)), if the problem has a lower level."""
         parts = _parts(self.case.problem, self.case.weights)
         part = parts.get("upper") or parts.get("payoff")
         if "lower" not in parts or part is None:
@@ -405,7 +405,7 @@ class _Meter:
 
 @kept
 def _followers(problem: MPEC, _: Weights) -> Callable[..., Any]:
-    """Of every sample the spectra of ∇_y Gᵀ∇_y G and of ∇_y G's symmetric part, and G."""
+    """Every sample's spectra of ∇_y Gᵀ∇_y G and of ∇_y G's symmetric part, and G."""
 
     def program(steps: int, x: PyTree, y: PyTree, samples: PyTree) -> Any:
         flat, unravel = ravel_pytree(y)
@@ -447,7 +447,7 @@ def _split(part: Measurand, x: PyTree, y: PyTree) -> tuple[PyTree, PyTree]:
 
 
 def _taken(problem: MPEC, case: Case) -> bool:
-    """Whether the followers' map takes y as it is; that of a run has the clients' axis in front."""
+    """Whether the followers' map takes y unchanged; a run's y has a leading client axis."""
     sample = _one(case.data.train)
     try:
         found = jax.eval_shape(problem.follower, case.x, case.y, sample)
@@ -461,7 +461,7 @@ def _one(y: PyTree) -> PyTree:
 
 
 class _Found(NamedTuple):
-    """The output of one program for a function: arrays, whose eigenvalues the host computes."""
+    """The output of a function's program: arrays, whose eigenvalues the host computes."""
 
     value: Array
     slope: Array
@@ -618,7 +618,7 @@ def _short_lines(flat: Array) -> tuple[Array, Array]:
 
 
 def _kink(values: np.ndarray) -> float:
-    """The largest part of the change of slope along a line that happens in one of its intervals."""
+    """The largest fraction of the change of slope along a line that is in one of its intervals."""
     bends = np.abs(np.diff(values, n=2, axis=1))
     # the slope of a smooth function changes evenly; at a kink almost all of it changes in one interval
     floor = 1e-12 * np.abs(values).max() + 1e-300
@@ -627,13 +627,13 @@ def _kink(values: np.ndarray) -> float:
 
 
 def _unit(slope: Any, bend: Any, size: Any) -> Any:
-    """The length of a step down the gradient, by the curvature; if there is none, ‖x‖."""
+    """The length of a step down the gradient, by the curvature; without curvature, ‖x‖."""
     curved = bend > 1e-12 * slope
     return jnp.where(curved, slope / jnp.where(curved, bend, 1), jnp.where(size > 0, size, 1.0))
 
 
 def _least(now: float, values: np.ndarray, unit: float, size: float, steps: np.ndarray = DOWN) -> float:
-    """The step with the least value; at a solution, where none is lower, a small part of ‖x‖."""
+    """The step with the least value; at a solution, where none is lower, a small fraction of ‖x‖."""
     finite = np.where(np.isfinite(values), values, np.inf)
     if not now - finite.min() > ROUNDED * abs(now):
         return SMALL * (size or 1.0)

@@ -1,4 +1,4 @@
-"""What a round of a method costs, and budgets in the same units."""
+"""The cost of a method's round, and budgets in the same units."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedstrata.solving.result import Result
 
 Kind: TypeAlias = Literal["rounds", "bytes", "oracle_calls", "seconds"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-TIMED = 20  # rounds that tell how long one takes
+TIMED = 20  # rounds that are run to time one
 
 
 def amounts(ledger: Ledger, seconds: float = 0.0) -> dict[str, float]:
-    """What was used, by kind."""
+    """The use of a run, by kind."""
     return {
         "rounds": ledger.rounds,
         "bytes": ledger.bytes_up + ledger.bytes_down,
@@ -33,7 +33,7 @@ def amounts(ledger: Ledger, seconds: float = 0.0) -> dict[str, float]:
 def one_round(
     problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
 ) -> Ledger:
-    """What one round sends and evaluates, by runs of one and of two; a longer run reuses their program."""
+    """The cost of one round, from runs of one and of two rounds; a longer run reuses their program."""
     one, two = (vars(_quiet(problem, method, data, x0, y0, k, options).ledger) for k in (1, 2))
     return Ledger(**{name: two[name] - count for name, count in one.items() if isinstance(count, int)})
 
@@ -41,7 +41,7 @@ def one_round(
 def round_takes(
     problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
 ) -> dict[str, float]:
-    """What one round takes, by kind; nothing takes nothing."""
+    """The cost of one round, by kind; zero for no rounds."""
     run = _quiet(problem, method, data, x0, y0, TIMED, options)
     seconds = max(run.seconds - run.compiling, 1e-6) / TIMED
     each = amounts(one_round(problem, method, data, x0, y0, **options), seconds)
@@ -58,7 +58,7 @@ def _quiet(
 
 
 def checked(budget: Mapping[str, float], kinds: Iterable[str]) -> dict[str, float]:
-    """The limits by kind, where each is one of these and a positive number."""
+    """The limits by kind, checked: each kind is one of these, and each limit positive."""
     for name, limit in budget.items():
         if name not in kinds:
             raise ValueError(f"budget has no {name!r}: it may limit {', '.join(kinds)}.")

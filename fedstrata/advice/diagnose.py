@@ -59,21 +59,21 @@ class Diagnosis:
         y: y(x), like the result's y: for an `MPEC` each client's mean of y(x, ξ) over its samples. None if
             there is no lower level.
         lower_residual: ‖G(x, y)‖ at the result's own y, G the lower level's gradient or map; on a set
-            ‖y − P_Y(y − s G)‖/s. For an `MPEC` of the clients' means over their samples, before the norm.
+            ‖y − P_Y(y − s G)‖/s. For an `MPEC`, the norm of the clients' means over their samples.
         lower_distance: ‖y − y(x)‖, the distance of the result's y from the solution.
         outside: ‖x − P_X(x)‖, the largest if the sets differ between clients; None without a set.
         reduction: the stationarity relative to the start's; None if the start's is not known, NaN or infinite
             if the start is stationary.
-        sequence_residuals: of a `MultiSequence`, ‖Σ_m S^{m,n}(z^{n−1}, zⁿ)‖ for every n.
+        sequence_residuals: for a `MultiSequence`, ‖Σ_m S^{m,n}(z^{n−1}, zⁿ)‖ for every n.
         saddle: whether ``stationarity`` is ‖r(x, y)‖ at the result's x and y, ``hypergradient`` ∇_x f, and
             ``lower_residual`` the part of y.
-        trouble: why numbers are missing, or None.
+        trouble: the reason why numbers are missing, or None.
 
     For a `Selection`, min f over X = argmin h with h convex, ``hypergradient`` is ∇f(x) (of f's smooth
     parts), ``stationarity`` ‖x − x̂‖, x̂ a solution that is found from x; ``lower_residual`` is
-    ‖∇h(x)‖ (with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s) and ``lower_distance`` ‖x − P_X(x)‖, how
-    far x is from the optima of h. For a `MultiSequence` ``hypergradient`` is P(x, Z), ``lower_residual`` the
-    norm of all S together.
+    ‖∇h(x)‖ (with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s) and ``lower_distance`` ‖x − P_X(x)‖, the
+    distance of x from the optima of h. For a `MultiSequence` ``hypergradient`` is P(x, Z), ``lower_residual``
+    the norm of all S together.
     """
 
     certificate: Certificate
@@ -147,21 +147,21 @@ def diagnose(
     x0: PyTree = None,
     y0: PyTree = None,
 ) -> Diagnosis:
-    """The certificate of an answer, with the exact (hyper)gradient at x and the residual of y.
+    """The certificate of a result, with the exact (hyper)gradient at x and the residual of y.
 
     Args:
-        result: of any method, zeroth-order ones too; or a problem, with data and a point. This and the other
-            arguments are those of `fedstrata.certify`.
+        result: a result of any method, also a zeroth-order one; or a problem, with data and a point. This and
+            the other arguments are those of `fedstrata.certify`.
         data: the samples; by default the result's.
         x: the point, if a problem is given.
         y: its second variable.
-        problem: the problem of a loaded result, which does not know it.
-        weights: of the clients; by default the run's, for a point ``"uniform"``.
+        problem: the problem of a loaded result, which does not store it.
+        weights: the clients' weights; by default the run's, for a point ``"uniform"``.
         x0: the start to compare with; by default the run's.
         y0: the second variable there.
 
     Raises:
-        ValueError: if the result does not know problem or data, and they are not given.
+        ValueError: if the result lacks problem or data, and they are not given.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -258,7 +258,7 @@ def _(problem: Selection, case: Case) -> Numbers:
 
 @measured.register
 def _(problem: MultiSequence, case: Case) -> Numbers:
-    """The maps' means at x and Z themselves."""
+    """The maps' means at the point (x, Z)."""
     P, S = jit(sequences_of(problem, case.weights))((case.x, case.y), case.data)
     norm = float(tree.norm(P))
     return {
@@ -273,7 +273,7 @@ def _(problem: MultiSequence, case: Case) -> Numbers:
 
 @measured.register
 def _(problem: Minimax, case: Case) -> Numbers:
-    """The numbers of max_y f; of a saddle point, if y(x) is not unique."""
+    """The numbers of max_y f, or of a saddle point if y(x) is not unique."""
     try:
         found = measured.dispatch(Problem)(problem, case)
         if "y" in found:

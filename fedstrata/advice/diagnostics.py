@@ -1,4 +1,4 @@
-"""How good a point is, from values alone: the gradient's norm of the smoothed problem, and distances to sets.
+"""Diagnostics from values only: the gradient's norm of the smoothed problem, and distances to sets.
 
 A point is 2η-Clarke stationary where the smoothed problem's gradient vanishes:
 
@@ -64,15 +64,15 @@ def gradient_norm(
     seed: int = 0,
     shift: PyTree = None,
 ) -> GradientNorm:
-    """‖∇f^η(x)‖ with a confidence interval, from values of ``f`` alone.
+    """‖∇f^η(x)‖ with a confidence interval, from values of ``f`` only.
 
     Args:
         f: the objective, a function of x that JAX can trace.
         x: the point.
         eta: the smoothing radius η.
-        samples: how many two-sided estimates, two values each; rounded up to a multiple of `BATCHES`.
-        confidence: of the interval.
-        seed: of the directions.
+        samples: the number of two-sided estimates, two values each; rounded up to a multiple of `BATCHES`.
+        confidence: the confidence of the interval.
+        seed: the seed of the directions.
         shift: a known part of the gradient that is added, like x.
 
     >>> import jax.numpy as jnp
@@ -89,7 +89,7 @@ def _alone(f: Callable[[PyTree], Any], x: PyTree, context: None) -> Any:
 
 @kept
 def _implicit(asked: tuple[Problem, Callable[..., PyTree] | None], weights: Weights) -> Function:
-    """F(x, data), the implicit objective of a problem whose lower level's solution is given."""
+    """F(x, data), the implicit objective of a problem with a given lower-level solution."""
     problem, solution = asked
     levels = [level for level in problem.levels if level.variable == "x"]
     if not levels or any(level.seeks != "min" for level in levels):
@@ -161,7 +161,7 @@ def _batch_means(
 
 
 def _at(x: PyTree | Result, weights: Weights | None) -> tuple[PyTree, Weights]:
-    """A point, or a result's, and the clients' weights: those given, else the result's, else uniform."""
+    """The given point or the result's, and the weights: the given ones, else the result's, else uniform."""
     if isinstance(x, Result):
         x, weights = x.x, x.weights if weights is None else weights
     return x, "uniform" if weights is None else weights
@@ -184,16 +184,16 @@ def stationarity(
     Args:
         problem: `Minimization`, `Bilevel`, `Minimax` or `MPEC`.
         data: the clients' samples; values are full means.
-        x: the point, or a result, whose x and weights are then taken.
+        x: the point, or a result, whose x and weights are then used.
         eta: the smoothing radius η.
         solution: the lower level's solution, ``solution(x)``, or ``solution(x, sample)`` for `MPEC`.
         samples: see `gradient_norm`.
         confidence: likewise.
         seed: likewise.
-        weights: of the clients, as given to `fedstrata.solve`; None is a result's own, else uniform.
+        weights: the clients' weights, as for `fedstrata.solve`; None is a result's own, else uniform.
 
     Raises:
-        ValueError: where a solution is needed and not given.
+        ValueError: if a solution is needed and not given.
     """
     x, weights = _at(x, weights)
     problem.check_weights(weights)
@@ -227,5 +227,5 @@ def federated_mean(
     return partial(placed.mean, function, shares=placed.shares(weights), part=part)
 
 
-if not TYPE_CHECKING:  # to which a module with a __getattr__ has every name
+if not TYPE_CHECKING:  # for type checkers, a module with __getattr__ has every name
     __getattr__ = misspelt(__name__)

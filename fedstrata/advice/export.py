@@ -3,8 +3,8 @@
     comparison.to_benchopt("contest")
     benchopt run contest                # extra benchopt
 
-`contest.pkl` has the problems, data and methods, written by cloudpickle, with functions of notebooks. A run
-of n rounds begins at the start, because benchopt asks for the points of n = 1, 2, 4, … rounds.
+`contest.pkl` has the problems, data and methods, written by cloudpickle, including functions from notebooks.
+A run of n rounds begins at the start, because benchopt requests the points of n = 1, 2, 4, … rounds.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def write_benchopt(
     """Write the folder; returns its path.
 
     Args:
-        cases: by name, problem, data, x0, y0 and the options of `fedstrata.solve`.
-        methods: by name, the method of each case.
-        folder: a folder that is new, or whose files may be replaced.
+        cases: name → problem, data, x0, y0 and the options of `fedstrata.solve`.
+        methods: name → the method of each case.
+        folder: a new folder, or one whose files may be replaced.
     """
     with extra("benchopt", "comparison.to_benchopt"):
         import cloudpickle

@@ -18,12 +18,12 @@ from fedstrata.solving.endings import step_sizes
 from fedstrata.solving.result import Result
 
 TOO_LONG = 1.5
-MUCH = 10.0  # times the curvature at the start, where no rule tells which steps are too long
-MOST = 2e11  # operations that a message is worth: seconds on two cores
+MUCH = 10.0  # times the curvature at the start, if no rule tells which steps are too long
+MOST = 2e11  # the most operations for a message: seconds on two cores
 
 
 def at_fault(result: Result) -> str:
-    """A sentence with the step size to lower, and its new value; empty if the constants do not tell."""
+    """A sentence with the step size to lower, and its new value; empty if the constants do not show it."""
     method, data = result.known_method, result.data
     if method is None or result.problem is None or result.start is None:
         return ""
@@ -53,7 +53,7 @@ def at_fault(result: Result) -> str:
 
 
 def _on_the_way(result: Result, begun: Conditions, mine: dict[str, float]) -> str:
-    """The function whose curvature at the last finite point is too large for steps that suit the start."""
+    """The function with too much curvature at the last finite point for steps that suit the start."""
     at = _conditions(result, result.x, result.y)
     grown = {
         name: level.L / begun[name].L

@@ -41,7 +41,7 @@ def outside(problem: Problem, data: Placed, x: PyTree) -> float | None:
 def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | None]:
     """The projection onto the set of x, which returns None if it finds no common point of clients' sets."""
     project = problem.set_of_x
-    program = _program(problem, "uniform")  # which weighs nothing here
+    program = _program(problem, "uniform")  # weights do not matter here
     if project.shared:
         return program
 
@@ -54,7 +54,7 @@ def projection(problem: Problem, data: Placed) -> Callable[[PyTree], PyTree | No
 
 @kept
 def _program(problem: Problem, _: Weights) -> Callable[..., Any]:
-    """Compiled once: the projection onto a common set, or that of `_intersection`."""
+    """The projection onto a common set, or that of `_intersection`, compiled once."""
     project = problem.set_of_x
     return jit(lambda z: project(z)) if project.shared else jit(partial(_intersection, project))
 

@@ -1,8 +1,8 @@
-"""What the league measured of each method: `league.json`, which ``python -m reproductions.league`` writes.
+"""The league's records of methods: `league.json`, which ``python -m reproductions.league`` writes.
 
 The league (`reproductions/league.md`) runs every method on every problem of a fixed set, with steps by its
-rule, at equal budgets of exchanges. Records are by class of objective. They say how often a method reached
-the target there, not how fast it will be on another problem, so they only decide where rules know no rate.
+rule, at equal budgets of exchanges. Records are by class of objective. They count how often a method reached
+the target there, and do not predict its speed on another problem, so they only decide if rules know no rate.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Record(NamedTuple):
     """A method's runs on the league's problems of one class.
 
     Attributes:
-        runs: how many.
-        reached: in how many of them it reached the target.
-        within_twice: the share that did with at most twice the least exchanges of any method.
-        problems: on how many problems.
+        runs: the number of runs.
+        reached: the number of runs that reached the target.
+        within_twice: the fraction that reached it with at most twice the least exchanges of any method.
+        problems: the number of problems.
     """
 
     runs: int
@@ -35,19 +35,19 @@ class Record(NamedTuple):
 
 
 def kind(problem: Problem) -> str:
-    """What the league's runs are compared by: the class of their objective."""
+    """The class of objective, within which the league's runs are compared."""
     return f"{'local ' * problem.local}{type(problem).__name__}"
 
 
 @functools.cache
 def measured() -> dict[str, Any]:
-    """The contents of the file; nothing where there is none."""
+    """The contents of the file; empty if it does not exist."""
     file = resources.files("fedstrata.advice").joinpath("league.json")
     return json.loads(file.read_text("utf-8")) if file.is_file() else {"objectives": {}}
 
 
 def record(problem: Problem, method: str) -> Record | None:
-    """The record of a method on problems of this one's class; None where it was not measured."""
+    """The record of a method on problems of this one's class; None if it was not measured."""
     found = measured()["objectives"].get(kind(problem), {"methods": {}})
     its = found["methods"].get(method)
     return None if its is None else Record(**its, problems=len(found["problems"]))

@@ -36,18 +36,18 @@ NEWTON_STEPS = 60
 PROJECTED_STEPS = 20_000
 CG_STEPS = 1_000
 SHARPENING = 20  # steps of Newton's method on a natural residual
-CLOSE = 1e-4  # of the length of y
+CLOSE = 1e-4  # relative to the length of y
 
 
 T = TypeVar("T")
 
 
 class NotCertifiable(TypeError):
-    """The reason why a point cannot be judged."""
+    """A point cannot be judged; the message is the reason."""
 
 
 def kept(build: Callable[[Any, Weights], T]) -> Callable[[Any, Weights], T]:
-    """Build once for a problem and weights, so that a second certificate compiles nothing."""
+    """Build only once for a problem and weights, so that a second certificate compiles nothing."""
 
     @lru_cache(maxsize=16)
     def cached(problem: Any, weights: Weights, now: str) -> T:
@@ -69,8 +69,8 @@ class Pooled:
     upper: Function  # f
     lower: Function  # G
     project: Function | None  # P_Y(y, x, data)
-    potential: Function | None  # h, where G = ∇_y h
-    spread: Function = lambda y, data: y  # a result's y as the lower level's
+    potential: Function | None  # h, if G = ∇_y h
+    spread: Function = lambda y, data: y  # from a result's y to the lower level's
     gather: Function = lambda y, data: y  # and back
 
     @property
@@ -97,7 +97,7 @@ class Solved(NamedTuple):
 
     @property
     def close(self) -> bool:
-        """Whether it is close enough to an exact solution."""
+        """Whether y is close enough to an exact solution."""
         size = np.sqrt(sum(np.vdot(leaf, leaf) for leaf in map(np.asarray, jax.tree.leaves(self.y))))
         return bool(self.away <= CLOSE * (size + CLOSE)) and bool(np.isfinite(self.last))
 
@@ -165,7 +165,7 @@ def _newton(level: Pooled, data: Placed, x: PyTree, y: PyTree, tolerance: Real) 
 def _newton_step(
     level: Pooled, data: Placed, x: PyTree, y: PyTree
 ) -> tuple[PyTree, Array, Array, Array, Array]:
-    """A step down h: residuals before and after, the length of the full step, and if one was taken."""
+    """A step down h: residuals before and after, the length of the full step, and whether it was taken."""
     assert level.potential is not None
     potential = jax.value_and_grad(level.potential, argnums=1)
     value, slope = potential(x, y, data)
@@ -177,7 +177,7 @@ def _newton_step(
         new = tree.axpy(-length, direction, y)
         lower, slope = potential(x, new, data)
         residual = tree.norm(slope)
-        # near the solution h changes by less than its rounding, and the residual tells
+        # near the solution h changes by less than its rounding, so the residual decides
         flat = jnp.abs(lower - value) <= 1e-11 * jnp.abs(value)
         good = jnp.where(flat, residual < before, lower <= value - 1e-4 * length * along)
         return _Step(length, new, residual, good)
@@ -265,7 +265,7 @@ def _sharpened(level: Pooled, data: Placed, x: PyTree, found: Solved, tolerance:
     def step(state: tuple[Solved, Array, Array]) -> tuple[Solved, Array, Array]:
         at, _, count = state
         y, before, after, moved = _zero_step(residual, at.y, (x, at.step, data))
-        better = after < before  # if not, it is rounding, or the residual has no derivative there
+        better = after < before  # otherwise it is rounding, or the residual has no derivative there
         y = jax.tree.map(lambda new, old: jnp.where(better, new, old), y, at.y)
         last, away = jnp.where(better, after / at.step, at.last), jnp.fmin(moved, at.away)
         still = moved <= tolerance * tree.norm(y)

@@ -8,7 +8,7 @@
 | `Minimax` | max_y f(x, y), by ascent from several points if f is not concave in y |
 | `Hard`, constraints | the loss with an exact penalty of the largest violation |
 | `WorstClient`, for `AFL` and `DRFA` | the largest of the clients' losses |
-| `RiskOfClients`, what `FedGDRO` solves | a risk of the clients' losses |
+| `RiskOfClients`, for `FedGDRO` | a risk of the clients' losses |
 
 All sums are over all samples of all clients, in float64. Functions without derivatives are differentiated by
 differences. Your own class gets its F by ``@fs.certify.register``.
@@ -42,11 +42,11 @@ from fedstrata.problems.fairness import Hard
 from fedstrata.problems.of_clients import RiskOfClients, WorstClient
 from fedstrata.support.frozen import jit
 
-TOLERANCE = 1e-9  # of lower levels, relative to the length of y
-FLAT = 1e-9  # of the largest curvature: smaller ones count as zero
+TOLERANCE = 1e-9  # for lower levels, relative to the length of y
+FLAT = 1e-9  # relative to the largest curvature: smaller ones count as zero
 WIDTH = 6e-6  # of central differences, relative to the largest entry of x: float64's eps^⅓
 APART = 1e-3  # relative distance from which two solutions of a lower level are different
-ASCENTS = 8  # starts of a search for a maximum that need not be unique
+ASCENTS = 8  # starts of a search for a maximum that may not be unique
 ASCENT_STEPS = 2_000
 
 Maps: TypeAlias = Callable[[Any, Placed], Any]
@@ -64,7 +64,7 @@ class Case:
     Attributes:
         problem: the problem.
         data: the samples.
-        weights: of the clients.
+        weights: the clients' weights.
         x, y: the point; y is None without a second variable.
         x0, y0: the start of the run, or None.
         until: the `time.perf_counter` at which to give up.
@@ -112,7 +112,7 @@ class Objective:
         x0: the start; None if it is not known.
         onto: the projection onto the set of x; None without a set.
         outside: the distance of x from its set.
-        remarks: reasons why the point is not a solution, whatever F says.
+        remarks: reasons why the point is not a solution, regardless of F.
         notes: further findings.
         solved: y(x), if there is a lower level.
     """
@@ -129,10 +129,10 @@ class Objective:
 
 @singledispatch
 def objective_of(problem: Problem, case: Case) -> Objective:
-    """F of a problem: the one registered for its class, else by its levels.
+    """F of a problem: the measure registered for its class, else by its levels.
 
     Raises:
-        NotCertifiable: if there is none.
+        NotCertifiable: if none exists.
     """
     kind, levels = type(problem).__name__, problem.levels
     lower = [level for level in levels if level.variable == "y"]
@@ -147,7 +147,7 @@ def objective_of(problem: Problem, case: Case) -> Objective:
 
 
 def _within(case: Case, evaluate: Callable[[PyTree], tuple[Any, PyTree]], **more: Any) -> Objective:
-    """With the set of x."""
+    """Add the set of x."""
     found = Objective(evaluate, case.x, case.x0, **more)
     project = case.problem.set_of_x
     if project.trivial:
@@ -245,7 +245,7 @@ for _kind, _F in ((Composition, _own), (WorstClient, _of_clients), (RiskOfClient
 
 @objective_of.register(Hard)
 def _constrained(problem: Hard, case: Case) -> Objective:
-    """The loss and an exact penalty of the largest violation: a minimiser keeps to the constraints."""
+    """The loss and an exact penalty of the largest violation: a minimiser satisfies the constraints."""
     plain = Term.of(problem.plain)
 
     def parts(x: PyTree, data: Placed) -> tuple[Any, Any]:
@@ -287,7 +287,7 @@ def _level(problem: Problem, weights: Weights) -> Pooled:
 
 
 def _upper_mean(problem: Problem, weights: Weights) -> Function:
-    """f(x, y, data): the levels of x."""
+    """f(x, y, data): the sum of the levels of x."""
     levels = [level for level in problem.levels if level.variable == "x"]
 
     def upper(x: PyTree, y: PyTree, data: Placed) -> Any:
@@ -374,7 +374,7 @@ def _lower(problem: Problem) -> Level:
 
 
 def _through(problem: Problem, case: Case) -> Objective:
-    """F(x) = f(x, y(x)): y(x) is solved from the last one."""
+    """F(x) = f(x, y(x)): y(x) is solved from the previous one."""
     lower = _lower(problem)
     if lower.project.arity > 2 and lower.solved_by == "all":
         raise NotCertifiable("the set of y differs between clients, who share one y")
@@ -423,7 +423,7 @@ def started(problem: Problem, case: Case) -> PyTree:
         shapes, begun = ([np.shape(leaf) for leaf in jax.tree.leaves(each)] for each in (y, case.y0))
         apart = all(shape[:1] == (clients,) for shape in shapes)
         apart = apart and _fits(problem, case, jax.tree.map(lambda leaf: leaf[0], y))
-        # n clients may share a y with n entries: then a y of y0's shape is the shared one
+        # n clients may share a y with n entries: a y of y0's shape is then the shared one
         if not apart or (shapes == begun and _fits(problem, case, y)):
             y = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (clients, *jnp.shape(leaf))), y)
     train, valid = (
@@ -448,7 +448,7 @@ def _fits(problem: Problem, case: Case, y: PyTree) -> bool:
 
 
 def checked_lower(level: Pooled, data: Placed, x: PyTree, start: PyTree) -> tuple[Solved, list[str]]:
-    """y(x), checked to be a solution and, as far as can be seen, the only one."""
+    """y(x), checked to be a solution and, as far as can be checked, the only one."""
     solved = solve_lower(level, data, x, start, TOLERANCE)
     size = float(tree.norm(solved.y))
     if not np.isfinite(float(solved.last)) or size > 1e12 * (1 + float(tree.norm(start))):
@@ -491,7 +491,7 @@ def _envelope(problem: Problem, case: Case) -> Objective:
     """F(x) = max_y f(x, y), whose derivative is ∇_x f at the maximiser."""
     level, data = level_of(problem, case.weights), case.data
     project = _lower(problem).project
-    if project.arity > 1:  # a set that moves with x moves the maximiser
+    if project.arity > 1:  # a set that depends on x moves the maximiser
         return _through(problem, case)
     low, high, _ = spectrum(level, data, case.x, case.y)
     concave = low >= -FLAT * abs(high)
@@ -528,7 +528,7 @@ def _envelope(problem: Problem, case: Case) -> Objective:
 
 
 def _starts(project: Projection, case: Case) -> PyTree:
-    """The point, and projections of far points onto the set, such as corners; the first two are opposite."""
+    """The point, and projections of far points onto the set, such as corners; the first two are opposites."""
     flat, unravel = ravel_pytree(case.y)
     away = jax.random.normal(jax.random.key(2), (ASCENTS // 2, flat.size), flat.dtype)
     away = 1e3 * (1 + jnp.abs(flat).max()) * jnp.stack([away, -away], 1).reshape(-1, flat.size)
@@ -581,7 +581,7 @@ def sequences_of(problem: MultiSequence, weights: Weights) -> Maps:
 
 @singledispatch
 def equations_of(problem: Problem, case: Case) -> Maps | None:
-    """The equations that a problem without an F solves; None if it has one."""
+    """The equations that a problem without an F solves; None if it has an F."""
     return None
 
 

@@ -113,11 +113,11 @@ def plan(
         target: the relative error of x to reach; by default 0.01.
         rounds: the number of rounds; by default the expected one.
         participation: as in `fedstrata.solve`.
-        weights: of the clients.
-        reveals: ``"averages"`` excludes methods that show the server single replies.
+        weights: the clients' weights.
+        reveals: ``"averages"`` excludes methods that reveal single replies to the server.
 
     Raises:
-        NoRule: if no method has a rule for such a problem, with the reasons.
+        NoRule: if no method has a rule for this kind of problem, with the reasons.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)

@@ -1,4 +1,4 @@
-"""Float64 for a while, in a process whose numbers are float32."""
+"""Temporary float64 in a process that uses float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedstrata.support.private_jax import constants_of_each_precision
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Everything traced here is in float64, constants that functions have in their closures too."""
+    """Trace everything in this block in float64, including constants in functions' closures."""
     if not jax.config.read("jax_enable_x64"):
         constants_of_each_precision()
     with jax.enable_x64(True):

@@ -26,12 +26,12 @@ from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.result import Result
 
 MOST_JUDGED = 64  # remembered problems and shapes
-# Seconds of compiling on two cores, at most: F and its gradient; that through a lower level; limits.
+# The most seconds of compiling on two cores: F and its gradient; that through a lower level; limits.
 ONE_LEVEL, TWO_LEVELS, LIMITS = 0.6, 4.5, 5.5
-EVALUATIONS = 60  # of F, and one more for each entry of x up to
+EVALUATIONS = 60  # of F, plus one for each entry of x, up to
 MOST_EVALUATIONS = 500
-PASSES = 30  # over all samples, of an evaluation that solves a lower level
-OVERHEAD = 3e-4  # seconds of one evaluation, however small
+PASSES = 30  # over all samples, in an evaluation that solves a lower level
+OVERHEAD = 3e-4  # the least seconds of one evaluation
 
 _judged: OrderedDict[Hashable, float] = OrderedDict()  # seconds without compiling
 
@@ -53,7 +53,7 @@ def price(result: Result) -> float:
 
 
 def certified_within(result: Result, seconds: float) -> Certificate | None:
-    """The certificate, if it is expected to take no longer than that; None if not, or if it fails."""
+    """The certificate, if it is expected to take at most these seconds; None if not, or if it fails."""
     if price(result) > seconds:
         return None
     began = time.perf_counter()
@@ -61,7 +61,7 @@ def certified_within(result: Result, seconds: float) -> Certificate | None:
         return remembered(result, until=began + seconds)
     except OutOfTime:
         _remember(result, time.perf_counter() - began)
-    except Exception:  # an answer must not be lost because it could not be judged
+    except Exception:  # a result must not be lost because it could not be judged
         _remember(result, math.inf)
     return None
 
@@ -85,7 +85,7 @@ def _known(result: Result) -> float | None:
     """The seconds of the last certificate of such a problem; None if its programs are not compiled."""
     try:
         return _judged.get(_key(result))
-    except TypeError:  # a set that holds arrays has no hash, and its programs are not kept
+    except TypeError:  # a set with arrays has no hash, so its programs are not kept
         return None
 
 

@@ -1,11 +1,11 @@
-"""Which methods fit a problem, best first, and which to avoid: by their rules on measured constants.
+"""Methods for a problem, best first, and methods to avoid: by their rules on measured constants.
 
-    exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: what `Method.practical` says of a round
+    exchanges ≈ cost · ln(1/accuracy) / rate        cost, rate: of a round, by `Method.practical`
 
 Methods whose rule knows a rate come first, ordered by expected exchanges, then by the number of their
-hyper-parameters. Then come methods whose step sizes decrease over a horizon, and methods with schedules of
-their own, ordered by their record in the league (`fedstrata.advice.league`), methods with objections
-(baselines, other objectives, biased limits, too much is revealed), and methods without a rule.
+hyper-parameters. Then come methods whose step sizes decrease over a horizon, and methods with their own
+schedules, ordered by their record in the league (`fedstrata.advice.league`), methods with objections
+(baselines, other objectives, biased limits, too much revealed), and methods without a rule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fedstrata.support.shown import aligned
 
 HORIZON = 2_000  # rounds over which step sizes decrease, by default
 ANOTHER = "it solves another problem"
-ACCURACY = 1e-3  # of x, for predictions
+ACCURACY = 1e-3  # the accuracy of x in predictions
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,15 @@ class Advice:
     """One method for a problem.
 
     Attributes:
-        name: of the method's class.
+        name: the name of the method's class.
         method: a method with step sizes; None without a rule.
         rounds: the expected number of rounds; infinite if it is not known.
         exchanges: the expected number of exchanges; infinite if it is not known.
         reasons: the reasons for its place, in words.
         avoid: whether there are objections.
-        fit: its needs, and what it reveals, as `fedstrata.applicable` lists them.
+        fit: its requirements, and the uploads that it reveals, as listed by `fedstrata.applicable`.
         practical: the answer of its rule.
-        record: what the league measured on problems of the same class; None where it did not.
+        record: the league's record on problems of the same class; None without one.
     """
 
     name: str
@@ -110,8 +110,8 @@ def recommend(
         x0: the start.
         y0: the start of the second variable.
         participation: as in `fedstrata.solve`.
-        weights: of the clients.
-        reveals: ``"averages"`` marks methods that show the server single replies as ones to avoid.
+        weights: the clients' weights.
+        reveals: ``"averages"`` marks methods that reveal single replies to the server as ones to avoid.
         rounds: the horizon over which step sizes decrease.
 
     >>> import fedstrata as fs, numpy as np
@@ -144,7 +144,7 @@ def conditions(
 
 
 def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
-    """The points in the form that `fedstrata.solve` has, checked."""
+    """The points in the form of `fedstrata.solve`, checked."""
     check_kinds(problem, data)
     x = as_floats(problem.start_x(x0), "x0")
     y = None if y0 is None else as_floats(y0, "y0")
@@ -159,7 +159,7 @@ def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
 
 
 def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:
-    """Methods in their order for a problem with condition number ten and heterogeneous clients."""
+    """Methods, ordered for a problem with condition number ten and heterogeneous clients."""
     one = np.ones(5)
     typical = Measured(1.0, 0.1, one, 0.1 * one, 1.0, 0.5, 0.2, 0.5, 0.0, 1.0, 1e-7, 1.0)
     names = {level.name for level in problem.levels} | {"objective", "loss", "plain", "constraints"}
@@ -187,7 +187,7 @@ def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
     except NoRule as reason:
         return Advice(fit.name, None, math.inf, math.inf, (*against, str(reason)), bool(against), fit)
     judged = its.method.judged_as(at.problem)
-    if judged is not at.problem and not isinstance(judged, Hard):  # constraints in place of their penalty
+    if judged is not at.problem and not isinstance(judged, Hard):  # constraints instead of their penalty
         against.append(ANOTHER)
     if reveals == "averages" and its.method.reveals_on(at.problem) == "replies":
         against.append("it shows the server single replies")

@@ -24,10 +24,10 @@ By: TypeAlias = Literal["certificate", "validation"] | Callable[[PyTree, PyTree]
 def score_of(
     problem: Problem, data: FederatedData, weights: Weights, x0: PyTree, y0: PyTree, by: By = "certificate"
 ) -> Score:
-    """A function of ``(x, y)``, smaller is better; infinite in place of NaN.
+    """A function of ``(x, y)``, smaller is better; infinite instead of NaN.
 
     Raises:
-        ValueError: if the problem cannot be judged that way.
+        ValueError: if this score does not apply to the problem.
     """
     if callable(by):
         return lambda x, y: _finite(by(x, y))

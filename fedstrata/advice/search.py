@@ -21,7 +21,7 @@ Objective = Callable[[np.ndarray], tuple[float, np.ndarray]]
 LONG = 400  # entries from which a dense matrix is too large
 SEARCHES = 40  # evaluations of one line search
 SHORT = 60  # entries to which curvature is measured by differences
-WIDTH = 1e-4  # of these, relative to an entry of x
+WIDTH = 1e-4  # of these differences, relative to an entry of x
 ALIKE = 1e-2  # the asymmetry of such a matrix above which F has kinks
 MEMORY = 10  # recent values, whose maximum a projected step must not exceed
 
@@ -32,9 +32,9 @@ class Found(NamedTuple):
     Attributes:
         x: the point.
         value: F there.
-        left: an estimate of how much lower F can be, ½ gᵀH⁻¹g by the search's model.
+        left: an estimate of the remaining decrease of F, ½ gᵀH⁻¹g by the search's model.
         converged: whether the search converged.
-        evaluations: of F and its gradient.
+        evaluations: the evaluations of F and its gradient.
     """
 
     x: np.ndarray
@@ -60,10 +60,10 @@ def minimise(
     Args:
         f: F and its gradient; values that are not finite count as too large.
         x: the start.
-        length: of the first step.
+        length: the length of the first step.
         enough: the decrease at which the search stops.
         onto: the projection onto the set of x; None without a set.
-        most: the maximal number of evaluations.
+        most: the largest number of evaluations.
         measured: whether to start with a matrix from differences, if x is short and F smooth.
     """
     if onto is not None:
@@ -107,7 +107,7 @@ def _bfgs(
             return Found(x, value, max(left, 0.0), True, count)
         step, new, new_value, new_g, used = _weak_wolfe(f, x, value, g, d)
         count += used
-        if step == 0.0:  # rounding, or a kink from which this direction does not descend
+        if step == 0.0:  # rounding, or a kink at which this direction does not descend
             return Found(x, value, max(left, 0.0), left <= 100 * enough, count)
         s, y = new - x, new_g - g
         x, value, g = new, new_value, new_g
@@ -147,7 +147,7 @@ def _weak_wolfe(
 
 def _lbfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int) -> Found:
     size = float(np.linalg.norm(f(x)[1])) or 1.0
-    unit = length * size or 1.0  # of F: SciPy's first step has length 1 in units of ‖g‖
+    unit = length * size or 1.0  # the unit of F: SciPy's first step has length 1 in units of ‖g‖
 
     def scaled_f(u: np.ndarray) -> tuple[float, np.ndarray]:
         value, g = f(x + length * u)
@@ -167,7 +167,7 @@ def _lbfgs(f: Objective, x: np.ndarray, length: float, enough: float, most: int)
 
 
 def _until(enough: float) -> Callable[[optimize.OptimizeResult], None]:
-    """Stop if ten steps together gained less than that."""
+    """Stop if ten steps together gained less than ``enough``."""
     values: list[float] = []
 
     def look(intermediate_result: optimize.OptimizeResult) -> None:

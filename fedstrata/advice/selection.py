@@ -7,9 +7,9 @@ With h convex both are limits of strongly convex problems without a constraint, 
 
     z_ε = argmin_z h(z)/ε + f(z)/s + σ/2 ‖z − c‖²
 
-ε goes down from L_h/100 by tens. Newton's method with CG finds z_ε where all is smooth; else accelerated
-proximal steps, of one regulariser or a set. From ε and ε/10 the limit is extrapolated, z ≈ z_{ε/10} +
-(z_{ε/10} − z_ε)/9, until it stays where it is. s is f's own curvature, so that no unit of f counts.
+ε decreases from L_h/100 by factors of ten. Newton's method with CG finds z_ε if all parts are smooth; else
+accelerated proximal steps, of one regulariser or a set. From ε and ε/10 the limit is extrapolated, z ≈
+z_{ε/10} + (z_{ε/10} − z_ε)/9, until it converges. s is f's own curvature, so that f's unit does not matter.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Judged(NamedTuple):
         nearest: p.
         slope: ∇f(x), of its smooth parts.
         f, h: the levels' values at x.
-        f_best, h_best: at x̂.
+        f_best, h_best: these values at x̂.
         residual: ‖∇h(x)‖; with a regulariser or a set ‖x − prox(x − s∇h(x))‖/s, s = 1/L_h.
         moved: the last change of x̂ and p, relative to their distance from x.
-        pull: the length ‖∇f(x)‖/L_f of a gradient step of f alone.
+        pull: the length ‖∇f(x)‖/L_f of a gradient step of f only.
     """
 
     solution: PyTree
@@ -127,7 +127,7 @@ class _Levels:
         return self.programs[key]
 
     def of(self, part: Part) -> Objective:
-        """The level on that part of the samples: f on "valid", h on "train"."""
+        """The level on a part of the samples: f on "valid", h on "train"."""
         return self.problem.f if part == "valid" else self.problem.h
 
     def smooth(self, part: Part, data: Placed, x: PyTree) -> Any:
@@ -152,7 +152,7 @@ class _Levels:
         )
 
     def curvature(self, part: Part, data: Placed, x: PyTree) -> Array:
-        """The largest, up or down, of the smooth parts at x and at 0; of a regulariser alone, value/‖x‖²."""
+        """The largest absolute curvature of smooth parts at x and 0; for only a regulariser, value/‖x‖²."""
         found, level = 0.0, self.of(part)
 
         def product(v: PyTree, at: tuple[PyTree, Placed]) -> PyTree:
@@ -213,7 +213,7 @@ class _Levels:
     def limit(
         self, data: Placed, centre: PyTree, L: Array, unit: Any, tolerance: float, smooth: bool
     ) -> tuple[PyTree, float]:
-        """The limit of z_ε, and how much it moved at last; with s = ∞ it is the projection of c onto X*."""
+        """The limit of z_ε, and its last change; with s = ∞ it is the projection of c onto X*."""
         judged = bool(np.isfinite(float(unit)))
         z, eps, before, limit, moved = centre, FIRST * L, None, None, jnp.inf
         while eps >= 0.99 * LAST * L:

@@ -4,11 +4,11 @@
     k = 1, 2, …   w = A v_k,  α_k = ⟨w, v_k⟩,  w ← w − α_k v_k − β_{k−1} v_{k−1},  β_k = ‖w‖,  v_{k+1} = w/β_k
 
 The eigenvalues of the tridiagonal matrix (α, β) converge to A's, the extreme ones first; with as many steps
-as dimensions they are exact. Every w is orthogonalised twice against all vectors before it, because of
+as dimensions they are exact. Every w is orthogonalised twice against all previous vectors, because of
 rounding. With a tolerance, the iteration stops after two steps in a row that changed neither end by more.
 
-From a random start, k < n steps miss the largest eigenvalue of a positive map by more than a part ε with a
-probability of at most 1.648 √n e^{−√ε(2k−1)} (Kuczyński, Woźniakowski 1992, Theorem 4.2).
+From a random start, k < n steps miss the largest eigenvalue of a positive map by more than a fraction ε with
+a probability of at most 1.648 √n e^{−√ε(2k−1)} (Kuczyński, Woźniakowski 1992, Theorem 4.2).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from fedstrata.support.frozen import jit
 STEPS = 30
 FEWEST = 8  # steps before a tolerance ends the iteration
 CALM = 2  # steps in a row that change the ends by less than a tolerance
-NONE_LEFT = 1e-10  # of the largest entry: a smaller β means that the Krylov space is complete
+NONE_LEFT = 1e-10  # relative to the largest entry: a smaller β means that the Krylov space is complete
 
 
 def missed(n: int, k: int, doubt: float = 0.05) -> float:
-    """The part ε of the spread of eigenvalues by which an end is missed, at most, except with ``doubt``."""
+    """The bound ε on an end's error, relative to the spread of eigenvalues, except with ``doubt``."""
     return 0.0 if k >= n else min(float(np.log(1.648 * np.sqrt(n) / doubt) / (2 * k - 1)) ** 2, 0.9)
 
 
@@ -130,7 +130,7 @@ def extremes(
 
 
 def start_of(flat: Array) -> Array:
-    """A random vector, always the same."""
+    """A fixed random vector."""
     return jax.random.normal(jax.random.key(0), flat.shape, flat.dtype)
 
 

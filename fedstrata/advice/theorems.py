@@ -1,11 +1,11 @@
 """The prescriptions of the papers' theorems for a measured problem, condition by condition, and their rates.
 
-Each theorem bounds E‖∇F‖² by terms of the number of steps. With measured constants the number that brings the
-bound below ε = (accuracy · ‖∇F(x0)‖)² follows, and from it the method by its ``from_theory``; strongly convex
-losses have linear rates instead. Lipschitz constants are measured at the start: L₀ is √(‖∇F‖² +
-heterogeneity² + noise²), and F(x0) − F* is estimated by half of ‖∇F‖ times the reach.
+Each theorem bounds E‖∇F‖² by terms of the number of steps. The measured constants give the number that brings
+the bound below ε = (accuracy · ‖∇F(x0)‖)², and ``from_theory`` then gives the method; strongly convex losses
+have linear rates instead. Lipschitz constants are measured at the start: L₀ is √(‖∇F‖² + heterogeneity² +
+noise²), and F(x0) − F* is estimated by half of ‖∇F‖ times the reach.
 
-`practical` rules take longer steps. The ratio of rounds is the price of a guarantee for every function with
+`practical` rules take longer steps. The ratio of rounds is the price of a guarantee for all functions with
 these constants.
 """
 
@@ -29,9 +29,9 @@ class Condition(NamedTuple):
     """One condition of a theorem.
 
     Attributes:
-        words: the condition.
-        where: theorem and equation.
-        value: the numbers here.
+        words: the condition, in words.
+        where: its theorem and equation.
+        value: the numbers of this problem.
         holds: whether it holds; None if measurements at a point cannot tell.
     """
 
@@ -50,8 +50,8 @@ class Theory(NamedTuple):
 
     Attributes:
         theorem: the method, and the theorem's number.
-        method: with its step sizes; None if the conditions cannot be met.
-        rounds: the rounds that it promises for the accuracy; infinite if it promises none.
+        method: the method with its step sizes; None if the conditions cannot be met.
+        rounds: the rounds that it guarantees for the accuracy; infinite if it guarantees none.
         conditions: all its conditions.
     """
 
@@ -89,7 +89,7 @@ def _positive(words: str, where: str, value: float) -> Condition:
 
 
 def _fall(F: Measured) -> float:
-    """About F(x0) − F*."""
+    """An estimate of F(x0) − F*."""
     return F.gradient * F.reach / 2 if F.reach > 0 else math.inf
 
 
@@ -292,7 +292,7 @@ def _fedrzo(at: Conditions, accuracy: float) -> Theory:
 
 
 def _width(at: Conditions, F: Measured) -> float:
-    """η, as the practical rule has it."""
+    """η by the practical rule."""
     return 1e-2 * (max(F.reach, at.constants.scale_x * math.sqrt(at.dimension)) or 1.0)
 
 

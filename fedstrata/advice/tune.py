@@ -48,8 +48,8 @@ Space: TypeAlias = Mapping[str, Sequence[Any]]
 FACTOR = 3.0
 WIDE, NARROW = 3, 2  # powers of it on either side: for one number, and for two
 LANES = 27  # at first
-RUNGS = (9, 3, 1)  # parts of the rounds
-BATCH = 9  # lanes that Optuna proposes at once
+RUNGS = (9, 3, 1)  # divisors of the rounds
+BATCH = 9  # lanes that Optuna proposes at a time
 FEWEST = 20  # rounds of the first lanes
 MOVES = 4
 ROUNDS = 1_000  # without a plan
@@ -63,7 +63,7 @@ class Trial:
         values: its values of the searched hyper-parameters.
         method: the method with them.
         rounds: the rounds of its run.
-        scores: one for each seed; infinite if it diverged.
+        scores: the score of each seed; infinite if it diverged.
     """
 
     values: Values
@@ -84,14 +84,14 @@ class Tuned:
 
     Attributes:
         method: the best method.
-        rounds: of the last runs.
+        rounds: the rounds of the last runs.
         score: its score, the mean over the seeds; smaller is better.
         start: the start's score.
-        trials: all lanes, those with most rounds first, then by score.
+        trials: all lanes, ordered by decreasing rounds, then by score.
         price: hyper-parameter → the factors by which the excess over the best score grows with a third of the
             value, and with three times the value; infinite if the run diverges, NaN if it was not tried.
         edges: the hyper-parameters whose best value is at the end of the space.
-        results: of the best method, one for each seed.
+        results: the results of the best method, one for each seed.
     """
 
     method: Method
@@ -136,7 +136,7 @@ class Tuned:
     def plot(self, *names: str, path: Any = None) -> Figure:
         """A heat map of the scores over two hyper-parameters, or a line over one.
 
-        With more of them, each place shows the best score over the others.
+        With more than two, each place shows the best score over the others.
         """
         with extra("lab", "tuned.plot"):
             from fedstrata.lab.report import plot_trials
@@ -177,7 +177,7 @@ def tune(
 
     Args:
         problem: any problem.
-        method: the class or its name, to start from `fedstrata.plan`'s step sizes; or an object.
+        method: a class or its name, which starts from `fedstrata.plan`'s step sizes; or an object.
         data: the clients' samples.
         x0: the start.
         space: hyper-parameter → the values to try, ``{"gamma": [0.1, 0.3], "H": [1, 5]}``; by default the
@@ -188,7 +188,7 @@ def tune(
         y0: the start of the second variable.
         seeds: their number, or a list; the same for all lanes.
         participation: as in `fedstrata.solve`.
-        weights: of the clients.
+        weights: the clients' weights.
         by: ``"certificate"``: F with lower levels solved; ``"validation"``: the loss on the validation
             samples; or a function of ``(x, y)``, smaller is better.
         storage: such as ``"sqlite:///tuning.db"``: Optuna proposes the lanes, and remembers earlier calls
@@ -196,7 +196,7 @@ def tune(
         progress: whether to show bars.
 
     Raises:
-        NoRule: if there is neither a plan nor a space.
+        NoRule: if the method has neither a plan nor a space.
 
     >>> import fedstrata as fs, numpy as np
     >>> data = fs.FederatedData.from_clients([{"a": np.ones((2, 1))}, {"a": np.zeros((2, 1))}])
@@ -246,7 +246,7 @@ class _Trying:
 
     @property
     def late(self) -> bool:
-        """Whether the time is used."""
+        """Whether the time is spent."""
         return time.perf_counter() > self.until
 
     def runs(self, methods: Sequence[Method], rounds: int) -> list[list[Result]]:
@@ -261,7 +261,7 @@ class _Trying:
         return [results[i : i + count] for i in range(0, len(results), count)]
 
     def __call__(self, lanes: Sequence[tuple[Values, Method]], rounds: int) -> list[Trial]:
-        """Run and judge them; lanes of one structure share a program."""
+        """Run and score lanes; lanes of one structure share a program."""
         found: dict[int, Trial] = {}
         groups: dict[Any, list[int]] = {}
         for i, (_, method) in enumerate(lanes):
@@ -327,7 +327,7 @@ def _lanes(space: Space) -> list[Values]:
     if total <= LANES:
         return [dict(zip(space, values, strict=True)) for values in itertools.product(*lists)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that their number is not a power of two
+        warnings.simplefilter("ignore")  # about a number that is not a power of two
         places = qmc.Sobol(len(lists), rng=0).random(LANES)
     chosen = {
         tuple(int(u * len(values)) for u, values in zip(place, lists, strict=True)): None for place in places
@@ -449,7 +449,7 @@ def _affordable(
     """The rounds of the last lanes for which all lanes together stay within the budget."""
     kind, amount = budget_of(budget)
     total = amount / round_takes(problem, begin, data, x0, y0, **options)[kind]
-    # three rungs of lanes/9 full runs each; at the end two for each number, and one
+    # three rungs of lanes/9 full runs each; at the end two for each number, and one more
     shares = sum(math.ceil(lanes / 3**k) / part for k, part in enumerate(RUNGS)) + 1
     shares += 2 * len(_numbers(begin.describe()))
     rounds = int(total / (shares * seeds))
@@ -467,5 +467,5 @@ def seeds_of(seeds: int | Sequence[int]) -> list[int]:
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those of them that are real numbers."""
+    """The names of those that are real numbers."""
     return {name: value for name, value in values.items() if isinstance(value, float)}

@@ -1,4 +1,4 @@
-"""Why a run is not solved, and the one thing to change: from its history and its hyper-parameters.
+"""The reason why a run is not solved, and the one change to make, from its history and hyper-parameters.
 
     v = F's metric in the history, in quarters; vₖ is the mean of quarter k
     change = v₃ − v₄, with an error estimated from the means of blocks
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 FEW = 8  # evaluations of the shortest history that is interpreted
 BEHIND = 0.1  # the largest relative distance of clients' own models from their optima
-PART = 0.1  # of the excess, or of the gain so far: the least change that counts
+PART = 0.1  # the least change that counts, as a fraction of the excess or of the gain so far
 SURE = 2.5  # standard errors
-BLOCKS = 4  # of a quarter, whose means give its error
-SPREAD = 0.03  # of the excess: the least spread of noise or of an oscillation
-MANY = 1e3  # times as many samples are not proposed
+BLOCKS = 4  # blocks of a quarter, whose means give its error
+SPREAD = 0.03  # the least spread of noise or of an oscillation, relative to the excess
+MANY = 1e3  # the limit of the proposed increase of samples
 GROWN = 4.0  # times the start's excess
 STEPS = ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g")  # of the main variable
-ROUNDED = 4e-7  # of the metric: smaller changes are float32 rounding
+ROUNDED = 4e-7  # relative to the metric: smaller changes are float32 rounding
 
 
 def why_unsolved(found: Judgement, relative: float, run: Result | None, target: float) -> tuple[Verdict, str]:
@@ -74,8 +74,8 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
     if _to_and_fro(found, _metric(run), method):
         return "oscillating", f"Divide {_step(method)} by 2."
     words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
-    # growing oscillations diverge, and so do points above both the start and zero,
-    # except those of a form that is known to converge elsewhere
+    # growing oscillations diverge, and so do points above both the start and zero, except for methods that
+    # are known to converge elsewhere
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
     biased = words[0] == "biased by drift" and method is not None and method.bias() is not None
     high = found.value - found.best > GROWN * found.most and not biased
@@ -130,7 +130,7 @@ def _constant(values: np.ndarray) -> bool:
 
 
 def _to_and_fro(found: Judgement, values: np.ndarray, method: Method | None) -> bool:
-    """Whether the metric is constant although a step along the gradient would be seen in it."""
+    """Whether the metric is constant although a step along the gradient would change it visibly."""
     given = {} if method is None else method.describe()
     step = next((given[name] for name in STEPS if isinstance(given.get(name), float)), 0.0)
     many = len(values) >= FEW and _constant(values)
@@ -157,7 +157,7 @@ def _over(relative: float, target: float) -> float:
 
 
 def _metric(run: Result) -> np.ndarray:
-    """The history's trace of F, at the current y; empty if there is none."""
+    """The history of F's metric, at the current y; empty without one."""
     names = [run.problem.objective, *run.problem.settling] if run.problem is not None else []
     for name in (*names, "objective", "loss", "upper"):
         if name is not None and name in run.history:
@@ -181,7 +181,7 @@ def _draws(run: Result, method: Method | None) -> tuple[str, ...]:
 
 
 def _rounded(found: Judgement, run: Result, method: Method) -> str:
-    """The advice if the values that a step compares differ by less than their rounding."""
+    """The advice if a step compares values that differ by less than their rounding."""
     if "values" not in method.needs.split() or not found.slope > 0:
         return ""
     given = method.at(run.ledger.rounds).describe()
@@ -198,7 +198,7 @@ def _rounded(found: Judgement, run: Result, method: Method) -> str:
 
 
 def _local(method: Method | None) -> str | None:
-    """The hyper-parameter that counts local steps, if there are several and their ends are averaged."""
+    """The name of the number of local steps, if it is above one and the clients' ends are averaged."""
     if method is None:
         return None
     name = method.drifts

@@ -16,9 +16,9 @@ its local step is −γ c.
 
 This follows SCAFF-PD (Yu, Karimireddy, Ma, Jordan 2023), of which the abstract and public reviews that quote
 its algorithms were available. They have line 1 with all samples; line 2 with any regulariser ψ of λ and any
-set (in the experiments, as here, the χ² penalty and Δ); line 3; line 4 with c_i of line 3 instead of ∇f_i(x,
-ξ); and line 5 with a total step of γ J η_g. On full batches both forms of line 4 are the same. λ is the
-result's ``y``. Reveals averages, and every client's loss. Needs gradients and values.
+set (in the experiments, as here, the χ² penalty and Δ); line 3; line 4 with line 3's c_i for ∇f_i(x, ξ);
+and line 5 with a total step of γ J η_g. On full batches both forms of line 4 are the same. λ is the result's
+``y``. Reveals averages, and every client's loss. Needs gradients and values.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ solver chooses its step size (`fedstrata.estimators.vi`). Theorem 2 asks for α 
 τ ≥ −1/ln(1 − 1/κ²), κ = L/μ.
 
 Clients send the residual along with their reply, as two numbers. The history has it as ``lower_residual``,
-and a warning is given if the equilibria were not found. With τ the residual may be large at first, so only
-the last step counts. With τ, and with a given solution or solver, the residual uses α = ‖y − y₀‖/‖G(y) −
-G(y₀)‖; the values of G for it are not counted, like those of metrics.
+and a warning says if the equilibria were not found. With τ the residual may be large at first, so only the
+last step counts. With τ, and with a given solution or solver, the residual uses α = ‖y − y₀‖/‖G(y) − G(y₀)‖;
+the values of G for it are not counted, like those of metrics.
 
 Without local sets the server can replay line 6 from H scalars (``messages="scalars"``), as in
 `fedstrata.methods.fedrzo`.
