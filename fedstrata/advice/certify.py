@@ -177,7 +177,7 @@ def case_of(
     weights = "uniform" if weights is None else weights
     problem.check_weights(weights)
     if data.source is not None:
-        raise NotCertifiable("its data comes from a source: where it fits into memory, give data=data.load()")
+        raise NotCertifiable("its data comes from a source: if it fits into memory, give data=data.load()")
     judged = problem if method is None else method.judged_as(problem)
     if problem is result:
         train, begun = data.sample_of(), problem.start_x(x)

@@ -199,7 +199,7 @@ def _reduction(case: Case, now: float) -> float | None:
         y = jnp.full_like(y, 1 / case.data.clients)
     start = measured(case.problem, Case(case.problem, case.data, case.weights, case.x0, y, None, case.y0))
     before, zero = start["stationarity"], 1e-12 * (1 + float(tree.norm(case.x0)))
-    if np.isnan(before) or (start.get("saddle", False) and case.problem.has_y):  # whose y0 may not be known
+    if np.isnan(before) or (start.get("saddle", False) and case.problem.has_y):  # its y0 may be unknown
         return None
     if before <= zero:
         return np.nan if now <= zero else np.inf

@@ -1,4 +1,4 @@
-"""How a channel wraps the clients' phase and the server's mean, for all engines.
+"""Channels around the clients' phase and the server's mean, for all engines.
 
     client   Δ = upload − around;  clip;  noise;  compress Δ plus earlier errors;  remember the error
     server   the mean, or a robust one;  noise;  + around

@@ -172,8 +172,8 @@ class FederatedData:
 
         Args:
             arrays: name → array, samples on the first axis.
-            clients: how many clients.
-            partition: how to split (default iid), e.g. ``fs.Dirichlet(0.3)``.
+            clients: the number of clients.
+            partition: the partitioner (default iid), e.g. ``fs.Dirichlet(0.3)``.
             label: the array that label-based partitions look at.
             seed: the random seed of the split.
             valid_fraction: the fraction of each client's samples that becomes its validation set.
@@ -194,7 +194,7 @@ class FederatedData:
             server = {name: array[order[:kept]] for name, array in arrays.items()}
             arrays = {name: array[order[kept:]] for name, array in arrays.items()}
         if partition is None:
-            from fedstrata.data.partition import IID  # what divides samples lives there
+            from fedstrata.data.partition import IID  # partitioners have their own module
 
             partition = IID()
         if isinstance(partition, str | type) or not hasattr(partition, "split"):
@@ -262,7 +262,7 @@ class FederatedData:
         >>> data.names, data.client(1)["x"].tolist(), data.client(1)["y"].tolist()
         (('a', 'b'), [[50.0], [60.0]], [1, 0])
         """
-        from fedstrata.data.frames import from_dataframe  # what reads frames lives with the readers
+        from fedstrata.data.frames import from_dataframe  # readers of frames have their own module
 
         return from_dataframe(
             df, by, label=label, features=features, valid_fraction=valid_fraction,

@@ -45,7 +45,7 @@ class Partitioner(abc.ABC):
 
         Args:
             arrays: Named arrays whose first axis is the sample.
-            clients: How many clients.
+            clients: The number of clients.
             rng: The source of all randomness of the split.
             label: Name of the array that holds the class of each sample.
 
@@ -74,7 +74,7 @@ class Partitioner(abc.ABC):
 
         Args:
             arrays: Named arrays whose first axis is the sample.
-            clients: How many clients.
+            clients: The number of clients.
             seed: Seed of the split, `np.random.default_rng(seed)`.
             label: Name of the class array; if it is absent or continuous, only the sizes are drawn.
             path: Where to save the picture, if anywhere; the suffix chooses the format.

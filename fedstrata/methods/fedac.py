@@ -36,7 +36,7 @@ from fedstrata.methods._shared.rules import descent, own_sets, scale
 from fedstrata.problems.classes import Minimization
 from fedstrata.problems.measured import Conditions, NoRule, Practical
 
-FLAT = 1e-4  # of L: what stands in for a μ that is less, in `FedAC.practical`
+FLAT = 1e-4  # relative to L: replaces a smaller μ in `FedAC.practical`
 
 
 class State(NamedTuple):

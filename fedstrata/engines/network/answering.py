@@ -79,7 +79,7 @@ class Party(ABC):
         except Exception as error:
             # Messages of other exceptions may contain samples: neither the server nor a log gets them.
             log.error("failed: %s", placed(error))
-            log.debug("the exception's words", exc_info=error)
+            log.debug("the exception's message", exc_info=error)
             event, why = "failed", type(error).__name__
             words = f"{why}; the site's log says more"
         with suppress(SiteRefused):  # a refused peer learns nothing

@@ -635,7 +635,7 @@ class Network(Engine):
             if first > LOST * second > 0 and (place := (i, call.program, call.k)) not in self._large:
                 self._large.add(place)
                 times = f"{first / second:.0e} times any other's"
-                self.note(names[i], f"its {what} ({call.phase}) is {times}: the mean is its alone")
+                self.note(names[i], f"its {what} ({call.phase}) is {times}: it determines the mean")
         return {}
 
     def _states(self, i: int) -> list[int]:

@@ -54,7 +54,7 @@ class Answering:
             self._host = self.host(Path(collab.workspace.get_root_dir()), collab.site_name)
         except Exception as error:  # its message may contain samples
             log.error("not ready: %s", placed(error))
-            log.debug("the exception's words", exc_info=error)
+            log.debug("the exception's message", exc_info=error)
             self._trouble = f"It is not ready ({type(error).__name__}); the site's log says more."
 
     @collab.publish  # type: ignore[untyped-decorator]
@@ -114,7 +114,7 @@ class FlareServer:
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
         replies: dict[int, Request] = {}
-        failures = {i: Failure("away", "it is not in the job any more") for i in requests if i in self._gone}
+        failures = {i: Failure("away", "it has left the job") for i in requests if i in self._gone}
         answers: dict[int, Any] = {}
         calls = []
         for i, request in requests.items():

@@ -195,7 +195,7 @@ class GrpcServer:
         if why:
             log.warning("refused %r from %s: %s", name, context.peer(), why)
             await context.abort(code, why)
-        log.info("%s is there", name)
+        log.info("%s is connected", name)
         listening = asyncio.create_task(self._listen(self.names.index(name), arriving, context))
         try:
             while (parts := await arriving.outbox.get()) is not None:

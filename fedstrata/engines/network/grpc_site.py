@@ -93,7 +93,7 @@ def _answer(
     try:
         for message in stream:
             if resting():
-                log.info("hanging up: nothing is answered now")
+                log.info("disconnecting: the site does not answer at this time")
                 return
             outbox.put(host.answer(message, limit))
     finally:

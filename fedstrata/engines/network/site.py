@@ -247,7 +247,7 @@ class Site:
     def _admit(self, asked: SumRequest, compiled: _Compiled, weights: np.ndarray) -> None:
         assert self.masker is not None
         if compiled.stacked:
-            raise SiteRefused("The server asks for single replies, but may learn sums only.")
+            raise SiteRefused("The server asks for single replies, but may only learn sums.")
         self.masker.admit(asked, compiled.everyone, float(weights.sum(dtype=np.float64)))
 
     def _masked(self, asked: SumRequest, place: str, uploads: Arrays, counts: Counter[str]) -> Arrays:

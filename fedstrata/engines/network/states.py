@@ -85,7 +85,7 @@ class States:
         if number == 0:  # before the first message, no file exists
             return self.first
         raise SiteRefused(
-            f"This site is to continue from its state after message {number}, which it does not have; "
+            f"This site must continue from its state after message {number}, which it does not have; "
             f"its newest is of message {self.newest}. Was its folder restored from a backup, or does another "
             "process answer in its name? Bring back its newest folder, or empty it and let the policy take "
             "the site as a new one."

@@ -2,7 +2,7 @@
 
     exchange            at the server: until the last site has answered
       site              one for each: until its answer was there
-        answer          at the site: what it did itself
+        answer          at the site: its own computation
 
 The three share a trace: the server's span travels in a message's header. Like accounts, spans hold names and
 counts, never numbers of a message.

@@ -1,4 +1,4 @@
-"""How requests reach sites and replies come back: one small interface, and the transport in one process."""
+"""The interface by which requests reach sites and replies return, and the transport in one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def strange(reply: Request, seq: int, state: int) -> str | None:
     if reply.header.get("seq") != seq:
         return "it answered another message"
     if reply.header.get("state") not in (state, seq):
-        return "it says that it is in a state in which it cannot be"
+        return "it reports an impossible state"
     counts = reply.header.get("counts")
     if not isinstance(counts, dict) or not all(
         name in counting.ORACLES and type(amount) is int and 0 <= amount < 2**62

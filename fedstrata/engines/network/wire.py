@@ -60,9 +60,7 @@ def parts(header: Header, arrays: Arrays, limit: int = LIMIT) -> list[Buffer]:
     """
     arrays = [np.require(array, requirements="C") for array in arrays]
     if strange := [str(array.dtype) for array in arrays if array.dtype not in _CODE_OF]:
-        raise WireError(
-            f"An array of dtype {strange[0]} does not travel; those that do: {', '.join(DTYPES)}."
-        )
+        raise WireError(f"An array of dtype {strange[0]} cannot be sent; supported are {', '.join(DTYPES)}.")
     form = [[_CODE_OF[array.dtype], *array.shape] for array in arrays]
     head = json.dumps({**header, "arrays": form}, separators=(",", ":"), allow_nan=False).encode()
     head += b" " * (-len(head) % 8)  # so that arrays begin at multiples of eight: views need no copies
