@@ -164,8 +164,7 @@ def pose(
     asked = _metrics(metrics, data)
     hosted = {name: metric for name, metric in asked.items() if metric.hosted}
     compiled = tuple((name, metric) for name, metric in asked.items() if name not in hosted)
-    schedules = [getattr(value, "func", value) for value in vars(method).values() if callable(value)]
-    now = current(problem, compiled, schedules)
+    now = current(problem, compiled, _schedules(method))
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics), current=now)
     if isinstance(participation, Poisson):
         if weights == "size":
@@ -221,6 +220,11 @@ def _check_output(problem: Problem, method: Method, carry: Carry, y0: PyTree, cl
             "each has its own (local=True if the class takes it, or a subclass with personal = True), or "
             "give default_metrics=False."
         )
+
+
+def _schedules(method: Method) -> list[Any]:
+    """The functions among the hyper-parameters."""
+    return [getattr(value, "func", value) for value in vars(method).values() if callable(value)]
 
 
 def check_kinds(problem: Problem, data: FederatedData) -> None:

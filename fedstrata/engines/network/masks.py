@@ -218,9 +218,8 @@ class Masker:
                 stream = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor().update(zeros)
                 own = np.frombuffer(stream, vector.dtype, vector.size, counts.nbytes)
                 first = np.frombuffer(stream, np.uint64, counts.size)
-                sign = (
-                    np.add if self.index < j else np.subtract
-                )  # one site of a pair adds what the other subtracts
+                # one site of a pair adds what the other subtracts
+                sign = np.add if self.index < j else np.subtract
                 sign(vector, own, out=vector)
                 sign(counts, first, out=counts)
         return [vector, counts]
