@@ -71,9 +71,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return above
     if method is not None and (hidden := _rounded(found, run, method)):
         return "at the noise floor", hidden
-    if _to_and_fro(found, _metric(run), method):
+    stays, excess = _stays(found, _metric(run), method), found.value - found.best + found.left
+    if stays and _local(method) is None and (method is None or method.bias() is None):
         return "oscillating", f"Divide {_step(method)} by 2."
-    words = _of_trace(_metric(run), found.value - found.best + found.left, relative, run, target, drawn)
+    words = _of_trace(_metric(run), excess, relative, run, target, drawn, stays)
     # growing oscillations diverge, and so do points above both the start and zero, except for methods that
     # are known to converge elsewhere
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
@@ -84,11 +85,12 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
 
 
 def _of_trace(
-    values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: tuple[str, ...]
-) -> tuple[Verdict, str]:
+    values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: tuple[str, ...],
+    stays: bool,
+) -> tuple[Verdict, str]:  # fmt: skip
     """The verdict by the metric over the rounds."""
     few = len(values) < (2 * FEW if drawn else FEW)
-    if few or _constant(values):
+    if few or (_constant(values) and not stays):
         return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
     method = run.known_method
     quarters = np.array_split(values, 4)
@@ -129,7 +131,7 @@ def _constant(values: np.ndarray) -> bool:
     return bool(np.ptp(values) <= ROUNDED * np.abs(values).max())
 
 
-def _to_and_fro(found: Judgement, values: np.ndarray, method: Method | None) -> bool:
+def _stays(found: Judgement, values: np.ndarray, method: Method | None) -> bool:
     """Whether the metric is constant although a step along the gradient would change it visibly."""
     given = {} if method is None else method.describe()
     step = next((given[name] for name in STEPS if isinstance(given.get(name), float)), 0.0)
