@@ -339,6 +339,7 @@ def test_report_makes_the_page_again(invoke, tmp_path):
             "no method 'FedSGD'; it has alone, FedMSA, FedRZOBilevel",
         ),
         (("run", "demo", "--set", "gamma=-1"), "FedRZOBilevel: gamma must be a positive number"),
+        (("solve", "demo", "--budget", "bites=9"), "budget has no 'bites': it may limit rounds, bytes"),
     ],
 )
 def test_mistakes_get_a_message_and_code_2(invoke, words, message):

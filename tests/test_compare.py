@@ -71,6 +71,11 @@ def test_the_command(tmp_path):
     assert "long − short" in done.output
     assert (tmp_path / "out" / "report.html").is_file()
     assert (tmp_path / "out" / "profiles.svg").is_file()
+    wrong = typer.CliRunner().invoke(app, [*arguments[:2], "--budget", "rounds=-1"])
+    assert (wrong.exit_code, wrong.stderr) == (
+        2,
+        "Error: budget['rounds'] must be a positive number, but is -1.0.\n",
+    )
 
 
 EXPERIMENT = """

@@ -108,9 +108,14 @@ class Encoding:
                 raise DataError(
                     f"{table.name}: {column!r} has {word!r} in row {row}, where a number is expected."
                 )
-            if np.isinf(values).any():
-                row = int(np.isinf(values).argmax())
-                raise DataError(f"{table.name}: {column!r} is infinite in row {row}. Drop such rows.")
+            with np.errstate(over="ignore"):  # a sample's features are float32
+                infinite = np.isinf(values.astype(np.float32))
+            if infinite.any():
+                row = int(infinite.argmax())
+                raise DataError(
+                    f"{table.name}: {column!r} is infinite in row {row} as float32: {values[row]}. Drop such "
+                    "rows, or take another unit."
+                )
             return values.astype(np.float64)[:, None]
         known = self.categories[column]
         block = np.full((len(values), len(known)), np.nan)

@@ -199,7 +199,7 @@ def solve(
 
     The methods that it names are left aside. The exit code is 4 where a run ends unsolved.
     """
-    with messages(debug, experiment):
+    with messages(debug, experiment, (ValueError, TypeError)):
         from fedstrata.lab.experiments.automatic import by_auto
         from fedstrata.lab.experiments.runner import prepare
 
@@ -241,7 +241,7 @@ def compare_(
     quick: Quick = False, seeds: Seeds = None, set_: Set = None, out: Out = None, debug: Debug = False,
 ) -> None:  # fmt: skip
     """Compare an experiment's methods at equal budgets, with paired intervals and performance profiles."""
-    with messages(debug, experiment):
+    with messages(debug, experiment, (ValueError, TypeError)):
         from fedstrata.lab.experiments.contest import budget_from, contest
         from fedstrata.lab.experiments.runner import prepare
 

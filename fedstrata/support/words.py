@@ -19,12 +19,13 @@ def listed(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def suggest(word: str, known: Sequence[str]) -> str:
+def suggest(word: object, known: Sequence[str]) -> str:
     """``". Did you mean 'x'?"`` where something is close, else a full stop."""
     folded: dict[str, list[str]] = {}  # capitals are what is most often mistaken
     for name in known:
         folded.setdefault(name.casefold(), []).append(name)
-    matches = difflib.get_close_matches(word.casefold(), folded, n=3, cutoff=0.5)
+    plain = word.casefold() if isinstance(word, str) else ""
+    matches = difflib.get_close_matches(plain, folded, n=3, cutoff=0.5)
     close = [name for match in matches for name in folded[match]][:3]
     return f". Did you mean {' or '.join(map(repr, close))}?" if close else "."
 

@@ -197,6 +197,7 @@ def test_what_is_held_out_is_drawn_class_by_class_and_client_by_client():
         ({}, {"by": None}, "Give by=.*'site', 'age'"),
         ({}, {"by": "sight"}, "no column 'sight'. Did you mean 'site'"),
         ({}, {"label": "sick"}, "no column 'sick'"),
+        ({}, {"label": None}, "no column None. It has"),
         ({}, {"features": ["age", "wight"]}, "no column 'wight'"),
         ({}, {"features": "age"}, r"features=\['age'\]"),
         ({}, {"features": ["ill"]}, "cannot be a feature too"),
@@ -215,6 +216,7 @@ def test_what_is_held_out_is_drawn_class_by_class_and_client_by_client():
         ({"dose": ["1", "2", "high", "3", "4"]}, {}, r"'dose' \(such as 'high'\)"),
         ({"dose": pd.Categorical([1, 2, 1, 1, 2])}, {}, r"'dose' \(such as '1'\)"),
         ({"age": [1.0, np.inf, 2.0, 3.0, 4.0]}, {"impute": "mean"}, "'age' is infinite in row"),
+        ({"age": [1.0, 1e39, 2.0, 3.0, 4.0]}, {}, r"'age' is infinite in row . as float32: 1e\+39"),
     ],
 )
 def test_what_is_wrong_is_named(rows, options, message):

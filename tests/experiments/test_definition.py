@@ -40,6 +40,11 @@ def test_change_replaces_parameters_and_grid_values(experiment):
     assert experiment.settings[0].gamma == 0.5
 
 
+def test_participation_is_a_number_of_clients_or_a_fraction():
+    e = make(parameters={"participation": 1.0}, quick={}).change({"participation": [1, 0.5], "H": 1})
+    assert [repr(s.participation) for s in e.settings if s.seed == 0] == ["1", "0.5"]
+
+
 def test_several_values_of_a_parameter_join_the_grid(experiment):
     changed = experiment.change({"gamma": [0.5, 1.0], "seeds": 1})
     assert [(s.cell["H"], s.cell["gamma"]) for s in changed.settings] == [

@@ -340,6 +340,8 @@ def check_value(experiment: Experiment, key: str, value: Scalar | Sequence[Scala
 def _typed(key: str, value: Scalar, known: Sequence[Scalar]) -> Scalar:
     """The value in the type of the values that a key has had so far."""
     types = {type(v) for v in known}
+    if key == "participation" and {type(value), *types} <= {int, float}:
+        return value  # as in `fedstrata.solve`: a number of clients, or a fraction of them
     if type(value) is int and int not in types and float in types:
         return float(value)
     if type(value) in types or types == {type(None)}:

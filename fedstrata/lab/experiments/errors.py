@@ -74,7 +74,7 @@ def _told(error: BaseException, file: str, expected: tuple[type[Exception], ...]
     if isinstance(error, Unfinished):
         return 3, f"Stopped: {error}"
     known = (ExperimentError, ReportError, DataError, CorruptData, CheckpointError, TooFewThreads)
-    if isinstance(error, (*known, OSError, MemoryError, *expected)):
-        return 2, f"Error: {str(error) or type(error).__name__}"
     at = line_in(error, Path(file)) if file else ""
+    if isinstance(error, (*known, OSError, MemoryError)) or (isinstance(error, expected) and not at):
+        return 2, f"Error: {str(error) or type(error).__name__}"
     return (2, f"Error: {file}{at}: {type(error).__name__}: {error}") if at else (0, "")
