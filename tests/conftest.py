@@ -29,7 +29,12 @@ MAPS = Path("/proc/self/maps")  # Linux allows 65,530 of them
 # Docstrings' examples that compile more than a quick test may.
 SLOW_EXAMPLES = {
     f"fedstrata.{name}"
-    for name in ("advice.plan.plan", "advice.tune.tune", "testing.conformance.check_engine")
+    for name in (
+        "advice.plan.plan",
+        "advice.recommend.recommend",
+        "advice.tune.tune",
+        "testing.conformance.check_engine",
+    )
 }
 _compiled = [0]  # programs, since the maps were last counted
 jax.monitoring.register_event_duration_secs_listener(

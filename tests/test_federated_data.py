@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 from sklearn.utils import Bunch
@@ -43,6 +43,7 @@ def test_full_batch_means_ignore_padding(sizes, seed):
         np.testing.assert_allclose(oracle.weigh().sum(), 1, rtol=1e-6)
 
 
+@settings(max_examples=30)
 @given(sizes_strategy, st.integers(0, 10))
 def test_only_own_samples_are_drawn(sizes, seed):
     first = np.cumsum(sizes) - sizes

@@ -59,8 +59,9 @@ def test_sizes_that_differ_much_are_grouped():
     assert jax.tree.leaves(placed.train)[0].shape[0] == sum(SIZES)
 
 
-@pytest.mark.parametrize("weights", [pytest.param("uniform", marks=pytest.mark.slow), "size"])
-@pytest.mark.parametrize("participation", [pytest.param(10, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+@pytest.mark.parametrize("participation", [10, 4])
 def test_full_batches_cohorts_and_memory_by_hand(weights, participation, x64):
     from fedstrata.core.fed import Setup
     from fedstrata.engines.rounds import cohort_of

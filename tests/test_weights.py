@@ -64,7 +64,7 @@ def test_minimax_forms_weigh_samples_by_size(name, data):
     assert result.history["payoff"][-1] == pytest.approx(best, abs=1e-5)  # the maximum is the robust value
 
 
-@pytest.mark.parametrize("name", ["bounded", "opportunity"])
+@pytest.mark.parametrize("name", [pytest.param("bounded", marks=pytest.mark.slow), "opportunity"])
 def test_constraints_of_the_minimax_form_are_those_of_the_composition(name, data):
     if name == "bounded":
         problem = fs.fairness.bounded_group_loss(loss, 3, 0.3)

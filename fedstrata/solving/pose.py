@@ -164,7 +164,7 @@ def pose(
     asked = _metrics(metrics, data)
     hosted = {name: metric for name, metric in asked.items() if metric.hosted}
     compiled = tuple((name, metric) for name, metric in asked.items() if name not in hosted)
-    now = current(problem, compiled, _schedules(method))
+    now = current(problem, compiled, _schedules(method), type(method))
     setup = Setup(problem, data.clients, participants, weights, compiled, bool(default_metrics), current=now)
     if isinstance(participation, Poisson):
         if weights == "size":

@@ -5,8 +5,8 @@ the process, the hash seed, the version of Python, or on names, comments and doc
 version of JAX, which traces the same function into other equations from time to time.
 
 What a program computes through a callback (`fedstrata.black_box`, metrics on the host) has no equations. Such
-a function is identified by its code, its closure and the globals it names, and no further: not by a helper in
-another module, and its bytecode is that of one version of Python. To identify a function by name instead, set
+a function is identified by its code, its closure, the globals it names and the attributes it names of modules
+that are no libraries; its bytecode is that of one version of Python. To identify a function by name instead, set
 its ``fingerprint``:
 
 >>> def simulator(x, sample):
@@ -162,12 +162,12 @@ class _Current(Reader):
         if isinstance(value, jax.Array):
             return _once(value)
         text = super()._look(value)
-        module = (value if isinstance(value, type) else type(value)).__module__
-        file = getattr(sys.modules.get(module), "__file__", None) or ""
-        if module.partition(".")[0] in LIBRARIES or "site-packages" in file or not hasattr(value, "__dict__"):
+        kind = value if isinstance(value, type) else type(value)
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if _of_library(kind.__module__, file) or not hasattr(value, "__dict__"):
             return text
         own = {name: held for name, held in vars(value).items() if not name.startswith("__")}
-        return _hash(text, self.text(own))
+        return _hash(text, self.text(own), self.text(kind.__bases__ if value is kind else kind))
 
 
 _known_arrays: dict[int, tuple[weakref.ref[jax.Array], str]] = {}
@@ -209,6 +209,8 @@ def _parts(value: Any) -> tuple[Any, ...] | None:
             consts = tuple(None if const == value.__doc__ else const for const in value.__code__.co_consts)
             code = value.__code__.replace(co_consts=consts)
             return code, value.__defaults__, value.__kwdefaults__, referred_to(value)
+    if hasattr(value, "__wrapped__"):  # jax.jit, jax.custom_jvp, functools.cache
+        return value.__wrapped__, *(getattr(value, rule, None) for rule in ("jvp", "fwd", "bwd"))
     if dataclasses.is_dataclass(value):
         return type(value), *_held(value)
     if callable(value) and type(value).__module__.partition(".")[0] not in LIBRARIES:
@@ -238,8 +240,11 @@ def _hash(*parts: str) -> str:
 
 def is_library(function: FunctionType) -> bool:
     """Whether a function belongs to a library, so that its name and closure identify it."""
-    root = (function.__globals__.get("__name__") or "").partition(".")[0]
-    return root in LIBRARIES or "site-packages" in function.__code__.co_filename
+    return _of_library(function.__globals__.get("__name__"), function.__code__.co_filename)
+
+
+def _of_library(module: str | None, file: str | None) -> bool:
+    return (module or "").partition(".")[0] in LIBRARIES or "site-packages" in (file or "")
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
@@ -251,7 +256,10 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def referred_to(function: FunctionType) -> list[Any]:
-    """The objects that a function closes over and, for a user's function, the globals it names."""
+    """The objects that a function closes over and, for a user's function, the globals it names.
+
+    Of a user's module, they are the attributes that the function names.
+    """
     objects = []
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # not assigned yet
@@ -259,6 +267,9 @@ def referred_to(function: FunctionType) -> list[Any]:
     if not is_library(function):
         names = sorted({name for code in codes_of(function.__code__) for name in code.co_names})
         objects += [function.__globals__[name] for name in names if name in function.__globals__]
+        for module in [value for value in objects if isinstance(value, ModuleType)]:
+            if not _of_library(module.__name__, getattr(module, "__file__", None)):
+                objects += [vars(module)[name] for name in names if name in vars(module)]
     return objects
 
 

@@ -83,6 +83,7 @@ def test_hisos_curvature_is_the_mean_of_squares():
 
 
 @pytest.mark.parametrize("method", [fs.DeComFL(0.05, 0.05, K=2), fs.HiSo(0.05, 0.05, nu=0.9, K=2)])
+@pytest.mark.slow
 def test_clients_that_are_alike_may_stay_away(method):
     """Whether the server sends the record or the point, the iterates are the same."""
     some, everyone = (solve(method, ALIKE, participation=p) for p in (2, 4))

@@ -102,6 +102,7 @@ def test_power_iteration_finds_the_largest_eigenvalues():
     np.testing.assert_allclose(found, [3, 5, 0], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_eta_that_its_rounds_do_not_solve():
     """From x0 the null space of h shrinks by 1 − ηγ̃ a round: e^{−1/2} is left after 500 with η = .001."""
     cold = run(fs.SequentialRegularization(), 2000)

@@ -445,8 +445,9 @@ class AwayNetwork(Network):
 
 @pytest.mark.parametrize(
     ("weights", "kind"),
-    [("uniform", "late"), *(pytest.param(w, "away", marks=pytest.mark.slow) for w in ("uniform", "size"))],
+    [("uniform", "late"), ("uniform", "away"), ("size", "away")],
 )
+@pytest.mark.slow
 def test_dropping_a_site_is_the_same_participation(weights, kind):
     """Rounds 1 and 2 without client 1, as simulated with that cohort.
 
@@ -465,6 +466,7 @@ def test_dropping_a_site_is_the_same_participation(weights, kind):
     assert result.history["present/site-0"].tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_too_few_sites_stop_the_run_and_it_is_saved(tmp_path):
     case = CASES["scaffold"]
     engine = AwayNetwork(policy=Policy("drop", after=0.01, min_sites=5))

@@ -126,11 +126,12 @@ def test_a_sum_over_some_sites_is_refused_where_the_text_asks_everyone():
 @pytest.mark.parametrize(
     ("name", "channel", "tolerance"),
     [
-        pytest.param("scaffold", fs.Channel(secure=True), 1e-6, marks=pytest.mark.slow),
+        ("scaffold", fs.Channel(secure=True), 1e-6),
         ("scaffold", fs.Channel(clip=8.0, noise=1.0, noise_at="clients", secure=True), 1e-6),
-        pytest.param("fedavg", fs.Channel(clip=64.0, secure=True), 1e-6, marks=pytest.mark.slow),
+        ("fedavg", fs.Channel(clip=64.0, secure=True), 1e-6),
     ],
 )
+@pytest.mark.slow
 def test_sites_are_as_simulated(name, channel, tolerance):
     """To the rounding of float32, which is larger than a quantum of either modulus here; ledgers too."""
     case = CASES[name]

@@ -103,7 +103,8 @@ def troubled(number, regions):
         regions.restart(1)
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("fedrzo-scalars", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaffold", "fedrzo-scalars"])
 def test_regions_are_as_simulated_whatever_happens_to_them(name, tmp_path):
     hosts = Regions(tmp_path, name, troubled)
     found, wanted = solved(hosts), CASES[name].run(rounds=3)

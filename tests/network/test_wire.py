@@ -10,7 +10,7 @@ import tracemalloc
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -32,6 +32,7 @@ def raw(header, body=b""):
     return MAGIC + struct.pack("<I", len(head)) + head + body
 
 
+@settings(max_examples=30)
 @given(headers, leaves)
 def test_what_is_packed_comes_back(header, arrays):
     head, found = unpack(pack(header, arrays))

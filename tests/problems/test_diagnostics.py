@@ -29,6 +29,7 @@ def test_interval_covers_as_often_as_it_says():
     assert np.mean([e.squared for e in estimates]) == pytest.approx(truth**2, rel=0.02)
 
 
+@pytest.mark.slow
 def test_interval_shrinks_and_contains_zero_at_a_minimum():
     def f(x):
         return (jnp.abs(x["a"]) ** 3).sum() + x["b"] ** 2

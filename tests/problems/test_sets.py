@@ -311,7 +311,8 @@ def test_simplex_is_exact_for_large_entries():
     np.testing.assert_allclose(np.abs(sets.L1Ball(1.0)(signed.astype(np.float32))), exact, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [pytest.param("l1_ball", marks=pytest.mark.slow), "ball"])
+@pytest.mark.parametrize("name", ["l1_ball", "ball"])
+@pytest.mark.slow
 def test_balls_of_radius_zero_are_points(name):
     project = {"l1_ball": sets.L1Ball(0.0), "ball": sets.Ball(0.0)}[name]
     for x in (jnp.zeros(3), jnp.arange(3.0)):

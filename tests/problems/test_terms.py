@@ -351,7 +351,7 @@ def of_equal_size(data):
 
 
 CASES = [c for c in all_cases() if not isinstance(c.problem, fs.MPEC | DRO | GroupDRO)]
-QUICK = {"compositional-fedavg"}
+QUICK = {"fedavg"}
 # One row for each way to read a term: gradients, control variates, values, products, maps, personal models.
 READERS = {
     "fedavg", "scaffold", "fedzo", "fedrzo", "fedrzo-bilevel", "ditto", "pdsgd", "fedmsa", "fednest",

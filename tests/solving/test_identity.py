@@ -18,7 +18,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.engines.identity import differences, programs_of
 from fedstrata.solving.pose import pose
-from fedstrata.support.digest import digest_of
+from fedstrata.support.digest import current, digest_of
 
 A = np.arange(6.0).reshape(3, 2)
 data = fs.FederatedData.from_clients([{"a": A}, {"a": A + 1}])
@@ -224,6 +224,60 @@ def test_functions_of_the_host_are_known_by_their_code(monkeypatch):
     one, other = host(1.0), host(2.0)
     one.fingerprint = other.fingerprint = "the simulator, version 3"
     assert digest_of(fs.black_box(one)) == digest_of(fs.black_box(other))
+
+
+class Scaled:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * x
+
+
+INNER = {
+    "jax.jit": lambda f: jax.jit(f),
+    "jax.custom_jvp": lambda f: jax.custom_jvp(f),
+    "functools.cache": lambda f: functools.cache(f),
+    "an array": lambda f: types.MethodType(lambda table, x: table * x, np.full(1, f(1.0))),
+    "an attribute": lambda f: Scaled(f(1.0)),
+    "a base class": lambda f: type("Model", (type("Base", (), {"value": f}),), {})(),
+    "a module": lambda f: vars(helpers).update(penalty=f) or helpers,
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_another_function_inside_of_the_same_one_is_another_program(name, monkeypatch):
+    """As when the cell of a notebook that defines a helper is run again, and the loss is not."""
+    monkeypatch.setattr(helpers, "penalty", None)
+    held = {}
+
+    def outer(x, s):
+        return inner.penalty(x) if name == "a module" else inner(x)
+
+    for factor in (1.0, 2.0):
+        inner = INNER[name](lambda x, factor=factor: factor * x)
+        held[factor] = current(outer)
+        inner = INNER[name](lambda x, factor=factor: factor * x)
+        assert current(outer) == held[factor] != ""
+    assert held[1.0] != held[2.0]
+
+
+def test_rules_for_derivatives_and_methods_classes_are_looked_into():
+    @jax.custom_jvp
+    def power(x):
+        return x**3
+
+    class Own(fs.FedAvg):
+        def local_steps(self, *args):
+            return factor
+
+    power.defjvp(lambda primals, tangents: (power(*primals), tangents[0]))
+    factor, before = 1.0, current(lambda x: power(x))
+    was = current(Own)
+    power.defjvp(lambda primals, tangents: (power(*primals), 2 * tangents[0]))
+    assert current(lambda x: power(x)) != before
+    factor = 2.0
+    assert current(Own) != was
 
 
 def test_data_is_known_by_its_contents():
