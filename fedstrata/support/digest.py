@@ -5,9 +5,9 @@ the process, the hash seed, the version of Python, or on names, comments and doc
 version of JAX, which traces the same function into other equations from time to time.
 
 What a program computes through a callback (`fedstrata.black_box`, metrics on the host) has no equations. Such
-a function is identified by its code, its closure, the globals it names and the attributes it names of modules
-that are no libraries; its bytecode is that of one version of Python. To identify a function by name instead, set
-its ``fingerprint``:
+a function is identified by its code, its closure, the globals that it names, and the attributes that it names
+of modules that are no libraries; its bytecode is that of one version of Python. To identify a function by
+name instead, set its ``fingerprint``:
 
 >>> def simulator(x, sample):
 ...     return 0.0
