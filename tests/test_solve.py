@@ -490,10 +490,11 @@ def test_a_sweep_has_what_a_run_has(tmp_path):
     np.testing.assert_allclose(stopped[4].x, solve(method=grid[2], rounds=3).x, rtol=1e-6)
 
 
-def test_sweep_equals_single_runs():
+@pytest.mark.parametrize("some", [2, fs.Poisson(0.5), fs.Buffered(2)], ids=["two", "poisson", "buffered"])
+def test_sweep_equals_single_runs(some):
     grid = [fs.FedAvg(gamma=g, H=2, batch_size=1) for g in (0.05, 0.2)]
-    together = fs.sweep(problem, grid, data, x0, rounds=4, seeds=(3, 4), participation=2, progress=False)
-    single = [solve(method=m, rounds=4, seed=s, participation=2) for m in grid for s in (3, 4)]
+    together = fs.sweep(problem, grid, data, x0, rounds=4, seeds=(3, 4), participation=some, progress=False)
+    single = [solve(method=m, rounds=4, seed=s, participation=some) for m in grid for s in (3, 4)]
     for a, b in zip(together, single, strict=True):
         np.testing.assert_allclose(a.x, b.x, rtol=1e-5)
         np.testing.assert_allclose(a.history["loss"], b.history["loss"], rtol=1e-5)

@@ -83,17 +83,18 @@ class Posed:
         """The clients' samples in a lane."""
         return self.datasets[lane % len(self.datasets)]
 
-    @property
+    @cached_property
     def texts(self) -> list[Method]:
         """Each lane's method as the engine runs it: with its channels, if there are any."""
-        return self.methods if np.ndim(self.seed) else [self.method]
+        alone = not np.ndim(self.seed)
+        return [self.method] if alone else [tree.row(self.method, b) for b in range(len(self.methods))]
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The run's identity as plain values: a checkpoint is resumed only by a run with the same one."""
-        setup, alone, text, carry = self.setup, len(self.methods) == 1, self.method, self.carry
+        setup, alone, text, carry = self.setup, len(self.methods) == 1, self.texts[0], self.carry
         if np.ndim(self.seed):  # a sweep's have an axis of lanes, be it of one
-            text, carry = self.methods[0], tree.row(carry, 0)
+            carry = tree.row(carry, 0)
         programs = programs_of(setup, text, carry, self.datasets[0])
         settings = {**configuration(), **settings_of("problem", setup.problem)}
         for b, method in enumerate(self.methods):

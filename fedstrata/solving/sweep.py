@@ -11,6 +11,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
+from fedstrata.channels.channel import Buffered, Poisson
 from fedstrata.core.method import Method, Moment
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
@@ -18,6 +19,7 @@ from fedstrata.data.federated import FederatedData
 from fedstrata.engines.batched import Batched
 from fedstrata.engines.engine import Chunk
 from fedstrata.engines.metrics import Metric
+from fedstrata.solving.channelling import with_channels
 from fedstrata.solving.checkpoint import Checkpoint
 from fedstrata.solving.loop import Loop, interruption
 from fedstrata.solving.pose import (
@@ -45,7 +47,7 @@ def sweep(
     y0: PyTree = None,
     rounds: int,
     seeds: Sequence[int] = (0,),
-    participation: float | int = 1.0,
+    participation: float | int | Poisson | Buffered = 1.0,
     metrics: Mapping[str, Metric] | None = None,
     eval_every: int = 1,
     checkpoint: str | os.PathLike[str] | Checkpoint | None = None,
@@ -105,9 +107,9 @@ def sweep(
         problem, methods[0], datasets[0], x0, y0=y0, rounds=rounds, participation=participation,
         metrics=metrics, eval_every=eval_every, weights=weights, default_metrics=default_metrics,
     )  # fmt: skip
-    posed = _side_by_side(
-        first, methods, [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds], datasets if per_seed else []
-    )
+    numbers = [whole("seed", seed, 0, MOST_SEEDS) for seed in seeds]
+    own, late = datasets if per_seed else [], isinstance(participation, Buffered)
+    posed = _side_by_side(first, methods, numbers, own, late)
     engine = Batched.of(chunk, len(methods) * len(seeds), len(seeds), own_data=per_seed)
     saving = None if checkpoint is None else Checkpoint.of(checkpoint)
     loop = Loop(posed, engine, began, saving, resume, checked_callbacks(callbacks))
@@ -127,7 +129,11 @@ def sweep(
 
 
 def _side_by_side(
-    first: Posed, methods: Sequence[Method], seeds: Sequence[int], datasets: Sequence[FederatedData]
+    first: Posed,
+    methods: Sequence[Method],
+    seeds: Sequence[int],
+    datasets: Sequence[FederatedData],
+    late: bool,
 ) -> Posed:
     """A run for every method and seed, methods outermost; ``datasets`` has one per seed, or none."""
     setup, problem = first.setup, first.setup.problem
@@ -136,15 +142,18 @@ def _side_by_side(
     for caution in dict.fromkeys(c for m in planned[1:] for c in m.cautions(moment)):
         warnings.warn(caution, stacklevel=4)
     starts = [initial_carry(problem, m, first.x0, first.y0, setup.clients) for m in planned]
+    texts = [replace(first, methods=[m], method=m, carry=c) for m, c in zip(planned, starts, strict=True)]
+    if late or setup.rate is not None:
+        texts = [with_channels(text, None, None, late) for text in texts]
     lanes = [(m, s) for m in range(len(planned)) for s in range(len(seeds))]
     return replace(
         first,
         methods=[planned[m] for m, _ in lanes],
         seeds=[seeds[s] for _, s in lanes],
-        method=_stack([planned[m] for m, _ in lanes]),
+        method=_stack([texts[m].method for m, _ in lanes]),
         seed=np.array([seeds[s] for _, s in lanes], np.uint32),
         datasets=[datasets[s] for _, s in lanes] if datasets else first.datasets,
-        carry=_stack([starts[m] for m, _ in lanes]),
+        carry=_stack([texts[m].carry for m, _ in lanes]),
     )
 
 
