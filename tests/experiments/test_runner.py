@@ -76,8 +76,11 @@ def test_a_run_writes_the_folder_of_a_report(experiment, tmp_path):
     assert "A parabola." in text
 
 
-def test_runs_side_by_side_are_the_same(experiment, tmp_path):
-    varied = experiment.change({"gamma": [0.25, 0.5]})
+@pytest.mark.parametrize("options", [{}, {"channel": fs.Channel(clip=0.5)}], ids=["plain", "channel"])
+def test_runs_side_by_side_are_the_same(options, tmp_path):
+    """Those with options that `fedstrata.sweep` does not take are solved by themselves."""
+    made = make(build=lambda s: dataclasses.replace(build(s), options=options))
+    varied = made.change({"gamma": [0.25, 0.5]})
     quietly(varied, tmp_path / "one", together=False)
     quietly(varied, tmp_path / "all", together=True)
     one, every = (load_report(tmp_path / name).runs for name in ("one", "all"))

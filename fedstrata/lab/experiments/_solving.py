@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +31,7 @@ from fedstrata.solving.result import BOOKKEEPING, Result
 from fedstrata.solving.stopping import Diverged
 from fedstrata.solving.sweep import sweep
 
+SWEPT = inspect.signature(sweep).parameters.keys()  # a task with further options is solved by itself
 Pair = tuple[Setting, Task]
 Answer = TypeVar("Answer")
 
@@ -115,7 +117,7 @@ def solve_all(
             built = experiment.build(setting)
             if not isinstance(built, Task):
                 yield SolvedSetting(setting, _records(built), _text(experiment))
-            elif together and built.method != "auto":
+            elif together and built.method != "auto" and built.options.keys() <= SWEPT:
                 groups.setdefault(_program(built), []).append((setting, built))
             else:
                 with _heard(built) as said:
