@@ -60,6 +60,15 @@ def test_noise_is_paired_and_methods_are_planned():
     assert pairs["planned", "small"].runs == 1
 
 
+def test_a_method_that_diverges_is_behind_the_others():
+    methods = {"planned": fs.FedAvg, "wild": fs.FedAvg(1e6)}
+    found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=25, seeds=2, progress=False)
+    ends = {entry.method: entry.excess[-1] for entry in found.entries}
+    assert ends["planned"] < 1e-6
+    assert ends["wild"] == math.inf
+    assert "wild" in str(found)
+
+
 def test_the_command(tmp_path):
     typer = pytest.importorskip("typer.testing")
     from fedstrata.lab.cli import app

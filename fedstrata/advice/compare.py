@@ -387,8 +387,8 @@ def _traced(
         known.setdefault(rounds, math.inf if diverged else scores[id(per_seed[lane])](result.x, result.y))
         values.append(np.array([known.get(int(r), math.inf) for r in at]))
     best = min(float(curve.min()) for curve in values)
-    if by == "certificate":
-        last = min(range(len(results)), key=lambda lane: values[lane][-1])
+    last = min(range(len(results)), key=lambda lane: values[lane][-1])
+    if by == "certificate" and values[last][-1] <= values[last][0]:  # far above it, F − excess is rounding
         found = certify(results[last]) if shared else None
         if found is not None and math.isfinite(found.value):
             best = min(best, found.objective - found.interval[0])

@@ -14,6 +14,7 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
 from fedstrata.solving.loop import solve
 from fedstrata.solving.result import Result
+from fedstrata.solving.stopping import Diverged
 
 Kind: TypeAlias = Literal["rounds", "bytes", "oracle_calls", "seconds"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -54,7 +55,10 @@ def _quiet(
     quiet: dict[str, Any] = {"progress": False, "default_metrics": False, "certify": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return solve(problem, method, data, x0, y0=y0, rounds=rounds, **quiet, **options)
+        try:
+            return solve(problem, method, data, x0, y0=y0, rounds=rounds, **quiet, **options)
+        except Diverged as diverged:
+            return diverged.result
 
 
 def checked(budget: Mapping[str, float], kinds: Iterable[str]) -> dict[str, float]:
