@@ -35,6 +35,10 @@ def test_auto_stops_at_its_budget_and_says_so():
     assert result.ledger.rounds == 3
     assert not result.certificate.solved
     assert "budget" in result.notes[2]
+    callbacks = [lambda progressed: progressed.round == 2]
+    result = fs.solve(problem, "auto", data, 100 * np.ones(4), callbacks=callbacks, progress=False)
+    assert (result.status, result.ledger.rounds) == ("stopped", 2)
+    assert "a callback stopped it" in result.notes[2]
 
 
 @pytest.mark.slow

@@ -280,6 +280,9 @@ class Run:
                 self.ended = "the point reached cannot be certified"
                 return True
             changed = self.adapted(belief, its, before, now)
+            if now.result.status == "stopped" and self.budget.left() > 0:
+                self.ended = "a callback stopped it"
+                return True
             if changed is None:
                 return False
             belief = changed

@@ -376,7 +376,7 @@ def revoke(authority: Authority, server: Path, party: str) -> int:
     file = server / REVOKED
     before = file.read_bytes() if file.is_file() else b""
     write_atomically(file, before + "".join(lines).encode())
-    return len(lines)
+    return len(serials)
 
 
 def revoked(server: Path) -> frozenset[str]:
