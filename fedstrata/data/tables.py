@@ -354,7 +354,14 @@ def _categories(
 
 
 def _doubt(tables: Sequence[ClientTable], column: str, categories: Sequence[str]) -> None:
-    """Warn of columns that hold words by accident: numbers with a few words among them, names, texts."""
+    """Warn of words by accident: numbers with a few words among them, names, texts, Yes beside yes."""
+    first: dict[str, str] = {}
+    if twice := [word for word in categories if first.setdefault(word.casefold(), word) != word]:
+        warnings.warn(
+            f"{column!r} has {first[twice[0].casefold()]!r} and {twice[0]!r}, which count as two categories. "
+            "If they are one, write them in the same way.",
+            stacklevel=2,
+        )
     rows = sum(int((~_missing(table.columns[column])).sum()) for table in tables)
     other = [word for word in categories if not _reads_as_number(word)]
     if 0 < 2 * len(other) <= len(categories):

@@ -417,6 +417,9 @@ def test_columns_that_are_words_by_accident_are_told(tmp_path):
     rows = {"site": ["a"] * 20, "who": [f"P{i}" for i in range(20)], "ill": [0, 1] * 10}
     with pytest.warns(UserWarning, match="'who' has 20 categories in 20 rows, such as 'P0'"):
         from_rows(pd.DataFrame, rows, encode=True)
+    files = csv(tmp_path, a="u,y 1,Yes 2,No", b="u,y 3,yes 4,no")
+    with pytest.warns(UserWarning, match="'y' has 'No' and 'no', which count as two categories"):
+        fs.data.from_csv(files, label="y", encode=True)
 
 
 @pytest.mark.parametrize(("apart", "warned"), [(1, True), (100_000, False)])
