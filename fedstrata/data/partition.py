@@ -30,7 +30,6 @@ Rng = np.random.Generator
 Concentration = Annotated[float, Number("a finite number > 0 (the limit ∞ is IID())", 0.0, open_low=True)]
 
 _REDRAWS = 20  # Dirichlet draws before short clients are topped up
-_NAMED = 20  # the most classes in a legend
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,37 +69,25 @@ class Partitioner(abc.ABC):
     def draw(
         self, arrays: Arrays, clients: int, seed: int = 0, label: str = "y", path: str | Path | None = None
     ) -> "Figure":
-        """Draws the split: one bar per client, stacked by class.
+        """Draws the split that `FederatedData.from_arrays` makes: each client's samples, by class.
 
         Args:
             arrays: Named arrays whose first axis is the sample.
-            clients: The number of clients.
+            clients: The number of clients; of more than 60, only sizes are drawn.
             seed: Seed of the split, `np.random.default_rng(seed)`.
-            label: Name of the class array; if it is absent or continuous, only the sizes are drawn.
+            label: Name of the class array; if it is absent or continuous, only sizes are drawn.
             path: Where to save the picture, if anywhere; the suffix chooses the format.
 
         Returns:
             The matplotlib figure.
         """
-        with extra("lab", "The picture of a split"):
-            from matplotlib import colormaps
-            from matplotlib.figure import Figure
+        from fedstrata.data.federated import FederatedData
 
-        parts = self.split(arrays, clients, np.random.default_rng(seed), label)
-        labels = np.asarray(arrays.get(label, [[]]))
-        if labels.ndim != 1 or _continuous(labels):
-            labels = np.zeros(_samples(arrays), int)
-        classes, members = np.unique(labels, return_inverse=True)
-        counts = np.stack([np.bincount(members[part], minlength=len(classes)) for part in parts], axis=1)
-        colours = colormaps["viridis"](np.linspace(0.15, 0.95, len(classes)))
-        # A plain Figure: no pyplot state, so nothing to close and no display needed.
-        figure = Figure(figsize=(min(11.0, max(6.0, 2.5 + 0.3 * clients)), 3.8), layout="constrained")
-        axes = figure.add_subplot(xlabel="client", ylabel="samples", title=f"{self}, {clients} clients")
-        bottoms = np.cumsum(counts, axis=0) - counts
-        for value, row, bottom, colour in zip(classes, counts, bottoms, colours, strict=True):
-            axes.bar(np.arange(clients), row, bottom=bottom, color=colour, label=str(value))
-        if 1 < len(classes) <= _NAMED:
-            figure.legend(title="class", loc="outside right upper", reverse=True)  # like the stack
+        with extra("lab", "The picture of a split"):
+            from fedstrata.lab.report.split import figure_of
+
+        data = FederatedData.from_arrays(dict(arrays), clients, self, label=label, seed=seed)
+        figure = figure_of(data, label, f"{self}, {clients} clients")
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure

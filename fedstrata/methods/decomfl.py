@@ -33,7 +33,7 @@ from fedstrata.core.types import Array, Integer, Key, PyTree
 from fedstrata.methods._shared.scalars import (
     NARROW,
     ScalarsOnly,
-    Sent,
+    StepRecord,
     by_normals,
     local_scalars,
     nothing,
@@ -50,7 +50,7 @@ class State(NamedTuple):
     """The server's iterate, and the record of its last steps."""
 
     x: PyTree
-    last: Sent
+    last: StepRecord
 
 
 @method
@@ -121,7 +121,7 @@ class DeComFL(ScalarsOnly[State]):
         return x0  # the client's copy of x
 
     def from_record(
-        self, problem: Minimization, client: Client, key: Key, last: Sent, words: Array
+        self, problem: Minimization, client: Client, key: Key, last: StepRecord, words: Array
     ) -> Remember:
         x = replayed(client.memory, last)  # line 2
         return Remember(self.scalars(problem, client, key, x, words), x)
@@ -136,5 +136,5 @@ class DeComFL(ScalarsOnly[State]):
             mean = fed.average(self.scalars, key, state.x, words)
         else:
             mean = fed.average(self.from_record, key, state.last, words)  # line 1
-        sent = Sent(words, mean, jnp.asarray(self.eta, state.last.eta.dtype))
+        sent = StepRecord(words, mean, jnp.asarray(self.eta, state.last.eta.dtype))
         return State(replayed(state.x, sent), sent)  # line 6

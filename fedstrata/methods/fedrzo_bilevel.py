@@ -69,9 +69,9 @@ from fedstrata.methods._shared.accurate import BUDGET, Accurate, LowerReport
 from fedstrata.methods._shared.lower import (
     TUNED,
     WORST,
-    Constants,
     LowerSolver,
     PointwiseFed,
+    RuleInput,
     clipped,
     estimate_constants,
     lower_level,
@@ -425,7 +425,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         match self.lower:
             case str(rule):
                 mu_h, kappa_h = state.constants or (self.mu_h, self.kappa_h)
-                rounds, values = TUNED[rule].tune(Constants(fed.participants, r, mu_h, kappa_h, rounds))
+                rounds, values = TUNED[rule].tune(RuleInput(fed.participants, r, mu_h, kappa_h, rounds))
             case Method():
                 values = self.lower.scheduled
             case own_solver:

@@ -34,7 +34,7 @@ from fedstrata.core.types import Array, Integer, Key, PyTree, Real
 from fedstrata.estimators.sphere import combine
 from fedstrata.methods._shared.scalars import (
     ScalarsOnly,
-    Sent,
+    StepRecord,
     directions,
     local_scalars,
     nothing,
@@ -58,7 +58,7 @@ class State(NamedTuple):
 
     x: PyTree
     H: PyTree
-    last: Sent
+    last: StepRecord
     nu: Array
 
 
@@ -102,7 +102,7 @@ class HiSo(ScalarsOnly[State]):
     def memory(self, problem: Minimization, x0: PyTree, y0: PyTree) -> Copy:
         return Copy(x0, jax.tree.map(jnp.ones_like, x0))
 
-    def caught_up(self, at: Copy, sent: Sent, nu: Real) -> Copy:
+    def caught_up(self, at: Copy, sent: StepRecord, nu: Real) -> Copy:
         """Lines 2 and 3."""
         K, P = sent.scalars.shape
         u = directions(sent.words, K - 1, at.x, P, at.H)
@@ -111,7 +111,7 @@ class HiSo(ScalarsOnly[State]):
         return Copy(replayed(at.x, sent, at.H), H)
 
     def from_record(
-        self, problem: Minimization, client: Client, key: Key, last: Sent, nu: Array, words: Array
+        self, problem: Minimization, client: Client, key: Key, last: StepRecord, nu: Array, words: Array
     ) -> Remember:
         at = self.caught_up(client.memory, last, nu)
         return Remember(self.scalars(problem, client, key, at, words), at)
@@ -126,6 +126,6 @@ class HiSo(ScalarsOnly[State]):
             mean = fed.average(self.scalars, key, at, words)
         else:
             mean = fed.average(self.from_record, key, state.last, state.nu, words)  # line 1
-        sent = Sent(words, mean, jnp.asarray(self.eta, state.last.eta.dtype))
+        sent = StepRecord(words, mean, jnp.asarray(self.eta, state.last.eta.dtype))
         nu = jnp.asarray(self.nu, state.nu.dtype)
         return State(*self.caught_up(at, sent, nu), sent, nu)  # line 7

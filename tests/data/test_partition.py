@@ -298,22 +298,24 @@ def test_a_missing_array_is_named(partition):
         partition.split({"x": np.zeros(4)}, 2, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("classes", [3, 12, 30])
-def test_the_picture_shows_every_sample(classes, tmp_path):
-    labels = np.arange(300) % classes
+def cells(figure):
+    """The numbers in a heat map of samples, by client and class."""
+    return np.asarray(figure.axes[0].collections[0].get_array())
+
+
+def test_the_picture_shows_every_sample(tmp_path):
+    labels = np.arange(300) % 12
     path = tmp_path / "split.png"
     figure = Dirichlet(0.5).draw({"y": labels}, 6, path=path)
-    heights = np.array([bar.get_height() for bar in figure.axes[0].patches]).reshape(classes, 6)
-    assert heights.sum(axis=1).tolist() == np.bincount(labels).tolist()
+    assert cells(figure).sum(axis=0).tolist() == np.bincount(labels).tolist()
     assert matplotlib.image.imread(path).std() > 0
 
 
 def test_the_picture_is_of_the_split_that_is_used():
     arrays = {"x": np.zeros((90, 2)), "y": np.arange(90) % 3}
     figure = Dirichlet(0.3).draw(arrays, 5, seed=7)
-    heights = np.array([bar.get_height() for bar in figure.axes[0].patches]).reshape(3, 5)
     data = FederatedData.from_arrays(arrays, 5, Dirichlet(0.3), seed=7)
-    assert heights.sum(axis=0).tolist() == data.sizes.tolist()
+    assert cells(figure).sum(axis=1).tolist() == data.sizes.tolist()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import fedstrata as fs
 from fedstrata.core import counting
-from fedstrata.methods._shared.lower import TUNED, Constants, estimate_constants
+from fedstrata.methods._shared.lower import TUNED, RuleInput, estimate_constants
 
 rng = np.random.default_rng(0)
 H = np.diag(np.geomspace(0.01, 1.0, 6))  # κ = 100
@@ -109,7 +109,7 @@ def test_rules_do_the_steps_they_say(name):
         if name == "lfd":
             a = max(m, 40) + 1
             T = 2 * a * np.log(a) * (1 + (r + 1) ** (2 / 3) / m)
-        rounds, values = TUNED[name].tune(Constants(m, r, 0.1, 10.0))
+        rounds, values = TUNED[name].tune(RuleInput(m, r, 0.1, 10.0))
         local = "K" if name == "fedac" else "tau"
         steps = int(values(0)[local])
         assert T <= int(rounds) * steps < T + steps
@@ -118,13 +118,13 @@ def test_rules_do_the_steps_they_say(name):
         assert steps <= np.ceil(T / exchanges)
         size = values(0)["eta" if name == "fedac" else "gamma"]
         assert size <= 1.0 + 1e-12  # 1/L_h = 1/(κ_h μ_h)
-    assert TUNED["lfd"].tune(Constants(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
+    assert TUNED["lfd"].tune(RuleInput(10, 0, 0.1, 10.0)).values(5)["gamma"] < 4 / (0.1 * 41)
 
 
 def test_exchanges_of_lfd_grow_as_in_table_2():
     """r^{2/9} in round r, so that all together grow with the exponent 11/9 in the rounds, 11/12 in mK."""
     r = np.logspace(4, 8, 9)
-    rounds = [float(TUNED["lfd"].tune(Constants(10, jnp.asarray(int(i)), 0.1, 10.0)).rounds) for i in r]
+    rounds = [float(TUNED["lfd"].tune(RuleInput(10, jnp.asarray(int(i)), 0.1, 10.0)).rounds) for i in r]
     assert np.polyfit(np.log(r), np.log(rounds), 1)[0] == pytest.approx(2 / 9, abs=0.01)
 
 
@@ -134,7 +134,7 @@ def test_rules_divide_their_steps_among_the_exchanges_asked_for(name):
     T = 2 * 41 * np.log(41) * (1.1 if name == "lfd" else 1)
     local = "K" if name == "fedac" else "tau"
     for exchanges in (1, 7, 50, 1000):
-        rounds, values = TUNED[name].tune(Constants(10, 0, 0.1, 10.0, exchanges))
+        rounds, values = TUNED[name].tune(RuleInput(10, 0, 0.1, 10.0, exchanges))
         assert rounds == exchanges
         assert int(values(0)[local]) == np.ceil(T / exchanges)
 

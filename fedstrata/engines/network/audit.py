@@ -173,15 +173,11 @@ def manifest(
         key: the private key, as in a kit.
         certificate: the key's certificate, which is sent with it.
     """
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from fedstrata.engines.network.kits import signature_of
 
     named = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     body = {**facts, "files": named, "certificate": certificate.decode()}
-    signing = load_pem_private_key(key, None)
-    assert isinstance(signing, ec.EllipticCurvePrivateKey)  # kits have no others
-    return {**body, "signature": signing.sign(_canonical(body), ec.ECDSA(hashes.SHA256())).hex()}
+    return {**body, "signature": signature_of(_canonical(body), key).hex()}
 
 
 def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) -> None:
@@ -190,20 +186,13 @@ def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) ->
     Raises:
         AuditError: says what is wrong.
     """
-    from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from fedstrata.engines.network.kits import InvalidSignature, check_signed
 
     body = {name: value for name, value in signed.items() if name != "signature"}
     try:
-        certificate = x509.load_pem_x509_certificate(body["certificate"].encode())
-        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
-        public = certificate.public_key()
-        if not isinstance(public, ec.EllipticCurvePublicKey):
-            raise ValueError("a key of another kind")
-        public.verify(bytes.fromhex(signed["signature"]), _canonical(body), ec.ECDSA(hashes.SHA256()))
-    except (InvalidSignature, KeyError, TypeError, ValueError) as error:
+        signature, certificate = bytes.fromhex(signed["signature"]), body["certificate"].encode()
+        check_signed(_canonical(body), signature, certificate, authority)
+    except (InvalidSignature, AttributeError, KeyError, TypeError, ValueError) as error:
         raise AuditError(
             "The manifest was changed, or was not signed by a party of this authority."
         ) from error

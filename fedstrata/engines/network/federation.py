@@ -16,13 +16,13 @@ from fedstrata.data.sources import FromFunction
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import MOST_CLIENTS, MOST_SAMPLES, blank
-from fedstrata.engines.network.transport import Connected, Failure, Outcome, Request
+from fedstrata.engines.network.transport import Connected, Failure, Outcome, Request, Through
 
 log = logging.getLogger("fedstrata.network")
 FAR = 10 * 365 * 24 * 3600 * 10**6  # microseconds by which the server's clock may have been set back
 
 
-class Federation:
+class Federation(Through):
     """One run over a transport, which the engine uses as its transport.
 
     Args:
@@ -46,10 +46,9 @@ class Federation:
         anew: bool = False,
         patience: float = 600.0,
     ) -> None:
-        self.inner, self.run, self.number, self.terms = transport, run, number, terms
+        super().__init__(transport)
+        self.run, self.number, self.terms = run, number, terms
         self.anew, self.patience = anew, patience
-        self.names, self.rejoins = transport.names, transport.rejoins
-        self.sent, self.received, self.took = transport.sent, transport.received, transport.took
         self.fresh = True
         self._joined: dict[int, int] = {}  # site → the connection through which it has joined
         self._known: set[int] = set()  # sites that have joined since the run began
@@ -194,12 +193,6 @@ class Federation:
         }
         replies, others = self.inner.exchange(asked, timeout)
         return replies, {**failures, **others}
-
-    def heed(self, stopping: Callable[[], bool]) -> None:
-        self.inner.heed(stopping)
-
-    def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
-        return self.inner.wait(sites, seconds)
 
     def memory(self) -> Outcome:
         """The clients' memory, from the sites that allow it."""

@@ -12,8 +12,17 @@ import ipaddress
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import load_pem_private_key as private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstrata.support.writing import append, write_atomically
 
@@ -75,39 +84,40 @@ def name_of(kit: Path) -> str:
     Raises:
         KitError: if the certificate or its key cannot be used: gRPC would only say that a socket closed.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from cryptography.x509.oid import NameOID
-
     _, certificate, key = read(kit)
     try:
         known = x509.load_pem_x509_certificate(certificate)
-        own = load_pem_private_key(key, None)
+        own = private_key(key, None)
     except (ValueError, TypeError) as error:
         raise KitError(f"The certificate or the key in {kit} is damaged: {error}.") from error
     if own.public_key() != known.public_key():
         raise KitError(f"The key in {kit} is not that of its certificate.")
-    if not known.not_valid_before_utc <= datetime.datetime.now(datetime.UTC) <= known.not_valid_after_utc:
+    if not _valid_now(known):
         raise KitError(
             f"The certificate in {kit} has expired, or is not valid yet: renew it (`net kits --renew`)."
         )
-    found = known.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    if not found:
+    if not (names := _names(known)):
         raise KitError(f"The certificate in {kit} has no common name.")
-    return str(found[0].value)
+    return names[0]
+
+
+def _names(owned: x509.Certificate | x509.CertificateSigningRequest) -> list[str]:
+    """The common names: one, in a certificate that an `Authority` issued."""
+    return [str(found.value) for found in owned.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+
+
+def _valid_now(certificate: x509.Certificate) -> bool:
+    now = datetime.datetime.now(datetime.UTC)
+    return certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc
 
 
 def expiry(kit: Path) -> datetime.datetime:
     """The end of a kit's certificate's validity."""
-    from cryptography import x509
-
     return x509.load_pem_x509_certificate(read(kit)[1]).not_valid_after_utc
 
 
 def serial_of(certificate: bytes) -> tuple[str, float]:
     """A certificate's serial number, and the time (of `time.time`) at which it expires."""
-    from cryptography import x509
-
     found = x509.load_pem_x509_certificate(certificate)
     return f"{found.serial_number:x}", found.not_valid_after_utc.timestamp()
 
@@ -138,10 +148,8 @@ class Identity:
 
     def proof(self, run: str, public: bytes) -> bytes:
         """A public key for a run, with its signature and the certificate, as JSON."""
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
-
         _, certificate, key = read(self.kit)
-        signature = _sign(load_pem_private_key(key, None), _signed_words(run, public))
+        signature = signature_of(_signed_words(run, public), key)
         return json.dumps([public.hex(), signature.hex(), certificate.decode()]).encode()
 
     def checked(self, run: str, proof: bytes) -> tuple[str, bytes]:
@@ -151,23 +159,17 @@ class Identity:
             KitError: unless the federation's authority has signed the certificate of one of its sites, and
                 that site the key.
         """
-        from cryptography import x509
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.x509.oid import NameOID
-
         try:
             public, signature, pem = json.loads(proof)
             key = bytes.fromhex(public)
-            certificate = x509.load_pem_x509_certificate(pem.encode())
-            names = [str(a.value) for a in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
-            _check_issued(certificate, x509.load_pem_x509_certificates(read(self.kit)[0]))
-            _verify(certificate.public_key(), bytes.fromhex(signature), _signed_words(run, key))
+            words = _signed_words(run, key)
+            certificate = check_signed(words, bytes.fromhex(signature), pem.encode(), read(self.kit)[0])
         except InvalidSignature as error:
             raise KitError("The key is not signed by a site of this federation.") from error
         except (ValueError, TypeError, AttributeError) as error:
             raise KitError(f"The certificate or signature of a key cannot be read: {error}") from error
-        now = datetime.datetime.now(datetime.UTC)
-        if not certificate.not_valid_before_utc <= now <= certificate.not_valid_after_utc:
+        names = _names(certificate)
+        if not _valid_now(certificate):
             raise KitError(f"The certificate of {names} has expired, or is not valid yet.")
         if len(names) != 1 or names[0] not in self.sites or len(key) != 32:
             raise KitError(f"The key belongs to {names}, but the federation's sites are {self.sites}.")
@@ -178,35 +180,34 @@ def _signed_words(run: str, public: bytes) -> bytes:
     return b"fedstrata mask key 1\n" + run.encode() + b"\n" + public
 
 
-def _check_issued(certificate: Any, authorities: Sequence[Any]) -> None:
-    from cryptography.exceptions import InvalidSignature
+def signature_of(message: bytes, key: bytes) -> bytes:
+    """A message's signature by a kit's key."""
+    signing: Any = private_key(key, None)
+    return bytes(signing.sign(message, *_scheme(signing)))
 
-    for authority in authorities:
-        try:
+
+def check_signed(message: bytes, signature: bytes, pem: bytes, authorities: bytes) -> x509.Certificate:
+    """The certificate, if its key signed the message and one of the authorities the certificate.
+
+    Raises:
+        InvalidSignature: if not.
+    """
+    certificate = x509.load_pem_x509_certificate(pem)
+    for authority in x509.load_pem_x509_certificates(authorities):
+        with suppress(ValueError, TypeError, InvalidSignature):
             certificate.verify_directly_issued_by(authority)
-            return
-        except (ValueError, TypeError, InvalidSignature):
-            continue
-    raise InvalidSignature
-
-
-def _sign(key: Any, message: bytes) -> bytes:
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding
-
-    if isinstance(key, ec.EllipticCurvePrivateKey):
-        return key.sign(message, ec.ECDSA(hashes.SHA256()))
-    return bytes(key.sign(message, padding.PKCS1v15(), hashes.SHA256()))  # RSA, as FLARE's are
-
-
-def _verify(key: Any, signature: bytes, message: bytes) -> None:
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding
-
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
+            break
     else:
-        key.verify(signature, message, padding.PKCS1v15(), hashes.SHA256())
+        raise InvalidSignature
+    key: Any = certificate.public_key()
+    key.verify(signature, message, *_scheme(key))
+    return certificate
+
+
+def _scheme(key: Any) -> tuple[Any, ...]:
+    if isinstance(key, ec.EllipticCurvePrivateKey | ec.EllipticCurvePublicKey):
+        return (ec.ECDSA(hashes.SHA256()),)
+    return padding.PKCS1v15(), hashes.SHA256()  # RSA, as FLARE's are
 
 
 class Authority:
@@ -217,14 +218,12 @@ class Authority:
     """
 
     def __init__(self, folder: Path) -> None:
-        from cryptography import x509
-        from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         self.folder = folder
         try:
             self.pem = (folder / AUTHORITY).read_bytes()
             self.certificate = x509.load_pem_x509_certificate(self.pem)
-            self._key: Any = load_pem_private_key((folder / KEY).read_bytes(), None)
+            self._key: Any = private_key((folder / KEY).read_bytes(), None)
         except (OSError, ValueError, TypeError) as error:
             raise KitError(
                 f"{folder} is not an authority: it needs {AUTHORITY} and {KEY}, without a password. {error}"
@@ -240,9 +239,6 @@ class Authority:
     @classmethod
     def create(cls, folder: Path, days: int) -> Authority:
         """Make a new authority. Its key only signs, and is in no kit."""
-        from cryptography import x509
-        from cryptography.hazmat.primitives.asymmetric import ec
-
         key = ec.generate_private_key(ec.SECP256R1())
         extensions = [(x509.BasicConstraints(ca=True, path_length=0), True), (_usage(True), True)]
         root = _signed("fedstrata authority", key.public_key(), None, key, days, extensions)
@@ -251,9 +247,6 @@ class Authority:
 
     def issue(self, party: str, public_key: Any, hosts: Sequence[str], days: int) -> bytes:
         """A certificate for a party, whose list of `hosts` is empty unless it is the server."""
-        from cryptography import x509
-        from cryptography.x509.oid import ExtendedKeyUsageOID
-
         # A site's certificate cannot be used to pose as the server, nor the server's as a site.
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if party == SERVER else ExtendedKeyUsageOID.CLIENT_AUTH
         extensions: list[tuple[Any, bool]] = [
@@ -283,8 +276,6 @@ def make_kit(authority: Authority, folder: Path, hosts: Sequence[str] = (), days
     Raises:
         KitError: if the kit exists, so that certificates are not replaced by accident.
     """
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     if (folder / CERTIFICATE).exists():
         raise KitError(f"{folder} is a kit already: renew it, or remove it.")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -314,8 +305,6 @@ def make(
 
 def renew(authority: Authority, folder: Path, hosts: Sequence[str], days: int = DAYS) -> None:
     """Issue a new certificate for a kit's key. The old one stays valid until it expires or is revoked."""
-    from cryptography import x509
-
     file = folder / CERTIFICATE
     if not file.is_file():
         raise KitError(f"{folder} has no certificate to renew.")
@@ -325,10 +314,6 @@ def renew(authority: Authority, folder: Path, hosts: Sequence[str], days: int = 
 
 def request(folder: Path, name: str) -> Path:
     """Make a site's key, which never leaves it, and a request for its certificate; returns its file."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     if (folder / KEY).exists():
         raise KitError(f"{folder} has a key already. Give another folder.")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -343,16 +328,13 @@ def sign(authority: Authority, file: Path, kits: Path, sites: Sequence[str], day
     Raises:
         KitError: if it is not a request, is damaged, or names a party other than the sites.
     """
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
     try:
         asked = x509.load_pem_x509_csr(file.read_bytes())
     except ValueError as error:
         raise KitError(f"{file} is not a request for a certificate: {error}") from error
     if not asked.is_signature_valid:
         raise KitError(f"{file} is damaged: its signature is not that of its key.")
-    names = [str(found.value) for found in asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    names = _names(asked)
     if len(names) != 1 or names[0] not in sites:
         raise KitError(f"{file} is for {names}, and the federation's sites are {list(sites)}.")
     folder = kits / names[0]
@@ -388,27 +370,20 @@ def revoked(server: Path) -> frozenset[str]:
 
 def private_pem(key: Any) -> bytes:
     """The content of a private key's file."""
-    from cryptography.hazmat.primitives import serialization as s
-
-    return bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+    return bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
 
 
 def _pem(thing: Any) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding
 
     return bytes(thing.public_bytes(Encoding.PEM))
 
 
 def _subject(name: str) -> Any:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
 
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
 def _usage(signs: bool) -> Any:
-    from cryptography import x509
-
     return x509.KeyUsage(
         digital_signature=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, key_cert_sign=signs, crl_sign=signs,
@@ -420,9 +395,6 @@ def _signed(
     name: str, public_key: Any, issuer: Any, signing: Any, days: int, extensions: list[tuple[Any, bool]]
 ) -> Any:
     """A certificate that is valid from an hour ago (clocks differ), at most as long as its issuer's."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
     now = datetime.datetime.now(datetime.UTC)
     until = now + datetime.timedelta(days=days)
     if issuer is not None:
@@ -442,7 +414,6 @@ def _signed(
 
 
 def _host(host: str) -> Any:
-    from cryptography import x509
 
     try:
         return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))  # as written in an address

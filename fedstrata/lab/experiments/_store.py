@@ -19,7 +19,7 @@ from fedstrata.solving.checkpoint import try_to_write
 from fedstrata.support.sealed import UNSEALED, VERSION, CheckpointError, is_whole, sealed
 from fedstrata.support.writing import clear_strays, write_atomically
 
-Identity = Mapping[str, Any]  # what a run was made of, as plain values
+Facts = Mapping[str, Any]  # what a run was made of, as plain values
 
 
 class Finished(NamedTuple):
@@ -58,21 +58,21 @@ class RunStore:
         """Whether there are runs of a setting, of any identity."""
         return any((self.folder / "finished").glob(f"{self.digest(setting)}-*.json"))
 
-    def file(self, setting: Setting, identity: Identity) -> Path:
+    def file(self, setting: Setting, identity: Facts) -> Path:
         """Where a setting's runs are kept."""
         return self.folder / "finished" / f"{self.digest(setting)}-{_digest(identity)}.json"
 
-    def checkpoint(self, settings: Sequence[Setting], identities: Sequence[Identity]) -> Path:
+    def checkpoint(self, settings: Sequence[Setting], identities: Sequence[Facts]) -> Path:
         """The checkpoint of an unfinished run, or of several that are solved together."""
         return self.folder / "unfinished" / f"{self.digest(*settings)}-{_digest(identities)}.safetensors"
 
-    def model(self, setting: Setting, identity: Identity) -> Path:
+    def model(self, setting: Setting, identity: Facts) -> Path:
         """The folder for the model of a setting's run."""
         words = re.sub(r"[^\w.=-]+", "-", f"{setting.words} seed{setting.seed}".strip())
         return self.folder / "models" / f"{words[:100]}-{_digest([self.digest(setting), identity])[:8]}"
 
     def save(
-        self, setting: Setting, runs: Sequence[RunRecord], identity: Identity, remarks: Sequence[str] = ()
+        self, setting: Setting, runs: Sequence[RunRecord], identity: Facts, remarks: Sequence[str] = ()
     ) -> None:
         """Keep a setting's runs: all of them or, if this is interrupted, none."""
         content = {
@@ -88,7 +88,7 @@ class RunStore:
             self.file(setting, identity), sealed(json.dumps(content, ensure_ascii=False).encode())
         )
 
-    def load(self, setting: Setting, identity: Identity) -> Finished | None:
+    def load(self, setting: Setting, identity: Facts) -> Finished | None:
         """A setting's runs of this identity, or None where there are none.
 
         Raises:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from fedstrata.data.samples import by_name
 from fedstrata.lab.report.curves import Curve, HeatMap, Panel, Plot
@@ -45,7 +47,13 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
 
 def picture_of(data: FederatedData) -> str:
     """The split as an inline SVG, for notebooks."""
-    return inline_svg(draw(plot_of(split_of(data))))
+    return inline_svg(figure_of(data))
+
+
+def figure_of(data: FederatedData, label: str = "y", title: str = "") -> Figure:
+    """The split as a figure, whose title is that of the plot unless another is given."""
+    plot = plot_of(split_of(data, label))
+    return draw(replace(plot, spec=replace(plot.spec, title=title)) if title else plot)
 
 
 def plot_of(split: Split) -> Plot:

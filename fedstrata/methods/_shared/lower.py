@@ -89,7 +89,7 @@ class Tuning(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Constants:
+class RuleInput:
     """The rules' input: m clients, round r, modulus μ_h, condition number κ_h, and the user's exchanges."""
 
     m: int
@@ -122,20 +122,20 @@ def whole(number: Real) -> jax.Array:
     return jnp.ceil(number).astype(jnp.int32)
 
 
-def local_sgd(c: Constants) -> Tuning:
+def local_sgd(c: RuleInput) -> Tuning:
     """Algorithm 3: γ = 1/(μ_h a_r), ⌈T/m⌉ local steps."""
     exchanges, tau = c.split(c.T / c.m)
     return Tuning(exchanges, lambda t: {"gamma": 1 / (c.mu * c.a), "tau": tau})
 
 
-def fedac(c: Constants) -> Tuning:
+def fedac(c: RuleInput) -> Tuning:
     """About m^⅓ exchanges; η such that the contraction over T steps is exp(−2 ln T), at most 1/L_h."""
     exchanges, K = c.split(c.T / whole(c.m ** (1 / 3)))
     eta = jnp.minimum(1 / (c.kappa * c.mu), 4 * K * jnp.log(c.T) ** 2 / (c.mu * c.T**2))
     return Tuning(exchanges, lambda t: {"eta": eta, "mu": c.mu, "K": K})
 
 
-def lfd(c: Constants) -> Tuning:
+def lfd(c: RuleInput) -> Tuning:
     """About (mT')^⅓ exchanges, where T' grows as r^⅔; γ decreases from 4/(μ_h a)."""
     first = replace(c, r=0)
     T = first.T * (1 + (c.r + 1) ** (2 / 3) / c.m)
@@ -143,17 +143,17 @@ def lfd(c: Constants) -> Tuning:
     return Tuning(exchanges, lambda t: {"gamma": 4 / (c.mu * (first.a + t * tau)), "tau": tau})
 
 
-class Tuned(NamedTuple):
+class Rule(NamedTuple):
     """A solver and a paper's rule, which replaces the solver's hyper-parameters."""
 
-    tune: Callable[[Constants], Tuning]
+    tune: Callable[[RuleInput], Tuning]
     solver: Callable[[int | None], Method]  # from the batch size
 
 
 TUNED = {
-    "local_sgd": Tuned(local_sgd, lambda batch_size: LFD(1.0, batch_size=batch_size)),  # with all devices
-    "fedac": Tuned(fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
-    "lfd": Tuned(lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
+    "local_sgd": Rule(local_sgd, lambda batch_size: LFD(1.0, batch_size=batch_size)),  # with all devices
+    "fedac": Rule(fedac, lambda batch_size: FedAC(1.0, 1.0, batch_size=batch_size)),
+    "lfd": Rule(lfd, lambda batch_size: LFD(1.0, batch_size=batch_size)),
 }
 
 

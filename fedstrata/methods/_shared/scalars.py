@@ -28,7 +28,7 @@ NARROW = 0.1  # μ, of the radius in `zeroth.by_values`
 TO_REPLAY = 0x7365  # folded into a round's key for its directions
 
 
-class Sent(NamedTuple):
+class StepRecord(NamedTuple):
     """The message from which clients replay a round.
 
     Attributes:
@@ -63,10 +63,10 @@ class ScalarsOnly(Method[Minimization, StateT]):
         return super().cautions(moment) + lost_in_rounding(self, self.width, moment, of_entries=True)
 
 
-def nothing(K: int, P: int, like: PyTree) -> Sent:
+def nothing(K: int, P: int, like: PyTree) -> StepRecord:
     """The message of the first round, whose replay leaves x unchanged."""
     real = jnp.result_type(*jax.tree.leaves(like))
-    return Sent(jax.random.key_data(jax.random.key(0)), jnp.zeros((K, P), real), jnp.zeros((), real))
+    return StepRecord(jax.random.key_data(jax.random.key(0)), jnp.zeros((K, P), real), jnp.zeros((), real))
 
 
 def words_of(key: Key) -> Array:
@@ -101,7 +101,7 @@ def step(x: PyTree, s: Array, u: PyTree, eta: Real) -> PyTree:
     return tree.axpy(-eta / s.shape[0], combine(s, u), x)
 
 
-def replayed(x: PyTree, sent: Sent, H: PyTree = None) -> PyTree:
+def replayed(x: PyTree, sent: StepRecord, H: PyTree = None) -> PyTree:
     """The point after the steps of a round."""
     K, P = sent.scalars.shape
 
