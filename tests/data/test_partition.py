@@ -322,5 +322,5 @@ def test_the_picture_is_of_the_split_that_is_used():
     "arrays", [{"x": np.zeros(80)}, {"y": np.linspace(0, 1, 80)}, {"y": np.zeros((80, 2))}]
 )
 def test_the_picture_of_unlabelled_data_shows_sizes(arrays):
-    figure = QuantitySkew(0.5).draw(arrays, 70)
+    figure = QuantitySkew(0.5).draw(arrays, 40)
     assert sum(bar.get_height() for bar in figure.axes[0].patches) == 80

@@ -35,21 +35,20 @@ POWER = 8  # of the power mean that bounds a maximum over clients, up to a facto
 class Scale(NamedTuple):
     """The curvatures of h (its divisor) and f, and the largest curvature of one client's h_i.
 
-    ``flat`` is 1 if h was measured and has no curvature, like piecewise linear losses, else 0. ``S_f`` is the
-    divisor of f: the curvature of its smooth parts, or 1 if that is zero or h is flat.
+    If h was measured and has no curvature, like piecewise linear losses, ``L_max`` is 0 and its divisor 1.
+    ``S_f`` is the divisor of f: the curvature of its smooth parts, or 1 if that is zero or h has none.
     """
 
     L_h: jax.Array
     L_f: jax.Array
     L_max: jax.Array
-    flat: jax.Array
     S_f: jax.Array
 
     @classmethod
     def unknown(cls, x: PyTree) -> Scale:
         """The scale before the estimates."""
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(x)))
-        return cls(one, 0 * one, one, 0 * one, one)
+        return cls(one, 0 * one, one, one)
 
 
 class StepSizes(NamedTuple):
@@ -156,6 +155,7 @@ class Regularized(Method[Selection, StateT]):
 
         with fed.level("scaling"):
             sizes = power_iteration(product, fed.repeat, self.power_steps, key_power, like)
+            flat = (sizes[:2].max() <= 0) & _is_smooth(problem.h)
             L_h = jnp.where(sizes[:2].max() > 0, sizes[:2].max(), 1)
             L_max = L_h
             if self.K > 1 and problem.h.loss is not None:
@@ -163,11 +163,10 @@ class Regularized(Method[Selection, StateT]):
                 mean = fed.average(self.own_curvature, key_own, x, unit, weights=jnp.ones(fed.clients))
                 L_max = jnp.maximum(L_h, unit * (fed.clients * mean) ** (1 / POWER))
         L_f = sizes[2:].max() if smooth else jnp.zeros((), dtype)
-        flat = sizes[:2].max() <= 0 if _is_smooth(problem.h) else jnp.zeros(())
-        S_f = jnp.where((L_f > 0) & (flat == 0), L_f, 1)
+        S_f = jnp.where((L_f > 0) & ~flat, L_f, 1)
         if problem.f.regularizer is not None and self.mu is not None:
             L_f = L_f + 1 / self.mu
-        return Scale(L_h, L_f, L_max, jnp.asarray(flat, dtype), S_f)
+        return Scale(L_h, L_f, jnp.where(flat, 0, L_max), S_f)
 
     def products(self, problem: Selection, client: Client, key: Key, x: PyTree, v: PyTree) -> PyTree:
         """The phase of power iteration: ``∇²h_i v`` at x and at the origin, and ``∇²f_i v`` likewise."""
@@ -204,7 +203,7 @@ class Regularized(Method[Selection, StateT]):
 
     def flat(self, moment: Moment) -> list[str]:
         """A warning, after `start`, if the primary loss has no curvature to scale it by."""
-        if moment.state is None or moment.ended or not float(moment.state.scale.flat) > 0:
+        if moment.state is None or moment.ended or float(moment.state.scale.L_max) > 0:
             return []
         return [
             f"{type(self).__name__}: the primary loss has no curvature at x0 or at the origin (piecewise "
