@@ -87,7 +87,7 @@ class Partitioner(abc.ABC):
             from fedstrata.lab.report.split import figure_of
 
         data = FederatedData.from_arrays(dict(arrays), clients, self, label=label, seed=seed)
-        figure = figure_of(data, label, f"{self}, {clients} clients")
+        figure = figure_of(data, label)
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure

@@ -186,7 +186,9 @@ def check_manifest(signed: Mapping[str, Any], authority: bytes, folder: Path) ->
     Raises:
         AuditError: says what is wrong.
     """
-    from fedstrata.engines.network.kits import InvalidSignature, check_signed
+    from cryptography.exceptions import InvalidSignature
+
+    from fedstrata.engines.network.kits import check_signed
 
     body = {name: value for name, value in signed.items() if name != "signature"}
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,10 +49,9 @@ def picture_of(data: FederatedData) -> str:
     return inline_svg(figure_of(data))
 
 
-def figure_of(data: FederatedData, label: str = "y", title: str = "") -> Figure:
-    """The split as a figure, whose title is that of the plot unless another is given."""
-    plot = plot_of(split_of(data, label))
-    return draw(replace(plot, spec=replace(plot.spec, title=title)) if title else plot)
+def figure_of(data: FederatedData, label: str = "y") -> Figure:
+    """The split as a figure."""
+    return draw(plot_of(split_of(data, label)))
 
 
 def plot_of(split: Split) -> Plot:
