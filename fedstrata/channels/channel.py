@@ -184,7 +184,8 @@ class Dropouts:
         probability: the probability that a client drops out of a round, independently.
         when: ``"before"`` the client computes, or ``"after"``: its upload is lost, but its memory has
             changed, which the server does not know.
-        trace: which clients are available: booleans (rounds, clients), repeated after the last round.
+        trace: which clients are available: booleans (rounds, clients), repeated after the last round; for
+            example those that a network's policy "drop" left (``present/NAME`` in the history).
         seconds: each client's simulated seconds for a round: (clients,), or (rounds, clients), repeated after
             the last round.
         deadline: the seconds after which the server stops waiting; needs ``seconds``.

@@ -14,12 +14,13 @@ import time
 import types
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+
+import fedstrata as fs
 
 ROOT = Path(__file__).parents[2]
 SITES = ("berlin", "lyon", "turin")
@@ -245,32 +246,15 @@ def forgetting(client: int, r: int) -> np.ndarray:
 
 def without(client: int, away: Container[int], **parameters: Any) -> np.ndarray:
     """Where the same run comes to when a client takes no part in these rounds."""
-    from fedstrata.solving.pose import pose
-
     _, task = _text(**parameters)
-    return skipping(pose(task.problem, task.method, task.data, task.x0, rounds=task.rounds), client, away)
-
-
-def skipping(run: Any, client: int, away: Container[int], seed: int = 0) -> Any:
-    """Where a posed run comes to when a client takes no part in some rounds: simulated with that cohort."""
-    from fedstrata.engines.engine import Carry
-    from fedstrata.engines.rounds import keys_of
-    from fedstrata.engines.simulated import Simulated
-
-    engine = Simulated()
-    data, carry = engine.place(run.data), engine.place_carry(run.carry)
-
-    @jax.jit
-    def one(carry: Any, cohort: Any, r: Any) -> Any:
-        setup = replace(run.setup, participants=cohort.shape[0])
-        fed = engine.make_fed()(setup, data, carry.memory, cohort, r)
-        key = keys_of(jax.random.key(seed), r)[1]
-        return Carry(run.method.at(r).round(setup.problem, fed, key, r, carry.state), fed.memory)
-
-    for r in range(run.rounds):
-        cohort = [i for i in range(run.setup.clients) if i != client or r not in away]
-        carry = one(carry, np.array(cohort, np.int32), np.int32(r))
-    return jax.tree.map(np.asarray, carry.state.x)
+    there = np.ones((task.rounds, task.data.clients), bool)
+    there[[r for r in range(task.rounds) if r in away], client] = False
+    options = {"default_metrics": False, "progress": False, "certify": False}
+    found = fs.solve(
+        task.problem, task.method, task.data, task.x0, rounds=task.rounds, eval_every=task.rounds,
+        dropouts=fs.Dropouts(trace=there), **options,
+    )  # fmt: skip
+    return np.asarray(found.x)
 
 
 def free_port() -> int:

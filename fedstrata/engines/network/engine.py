@@ -78,7 +78,8 @@ class Policy:
     """The server's reaction to a site that does not answer.
 
     Args:
-        missing: ``"wait"`` for it, or ``"drop"`` it and repeat the round with the sites that are present.
+        missing: ``"wait"`` for it, or ``"drop"`` it and repeat the round with the sites that are present,
+            which gives the iterates of ``fs.Dropouts(trace=…)``.
         after: the seconds to wait for an absent site before it is dropped.
         min_sites: the fewest sites of a round.
         retries: the number of repetitions of a round if a site answers with an error or an invalid reply.
