@@ -215,6 +215,7 @@ def exchanged() -> str:
                 continue  # it only tells clients something
             gets = "every upload" if one.gathered else "the mean"
             reference, times = "yes" if one.reference else "", "?" if one.times is None else str(one.times)
+            times = f"?, ≤ {one.most}" if one.times is None and one.most is not None else times
             times = f"*{times}*" if one.program == "start" else times
             cells = (f"`{name}`", one.level, f"`{one.phase}`", gets, reference, one.asked, times)
             rows.append(f"| {' | '.join(cells)} |")

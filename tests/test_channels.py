@@ -15,6 +15,7 @@ import pytest
 import fedstrata as fs
 from fedstrata.channels.clipping import noised, normal
 from fedstrata.channels.compression import read
+from fedstrata.channels.privacy import gaussian_epsilon
 from fedstrata.engines.engine import Carry
 from fedstrata.engines.network import Network, Policy
 from fedstrata.engines.network.site import Site
@@ -327,7 +328,7 @@ def made_of(compressor, v, seed=0):
     return np.asarray(compressor.decode(key, compressor.encode(key, jnp.asarray(v)), v.size))
 
 
-@pytest.mark.parametrize("d", [1000, 5000])
+@pytest.mark.parametrize("d", [1000, 20_000])
 def test_the_largest_numbers_are_kept(d):
     """At least 0.99 k, and all k for numbers of one size; above 512 numbers, found by bisection."""
     v = np.resize(V, d) * np.geomspace(1, 2, d, dtype=np.float32)
@@ -790,6 +791,23 @@ def test_a_plain_gaussian_is_that_of_balle_and_wang():
     z = 4.0 / 2
     delta = norm.cdf(1 / (2 * z) - e * z) - np.exp(e) * norm.cdf(-1 / (2 * z) - e * z)
     assert delta == pytest.approx(1e-3, rel=0.02)
+
+
+def test_a_solver_that_stops_by_itself_costs_its_largest_number_of_exchanges():
+    """One Gaussian: one exchange before the first round, then lower_rounds and that of x in each round."""
+    case = CASES["fedrzo-bilevel-accurate"]
+    method = replace(case.method, lower_rounds=6)
+    found = epsilon(method, case.problem, case.data, case.x0, rounds=3, q=None, z=4.0, y0=case.y0)
+    assert found == pytest.approx(gaussian_epsilon((1 + 3 * (6 + 1)) ** 0.5 / 4, 1e-3), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_accurate_solver_keeps_its_largest_number_of_exchanges():
+    """Here it would take more: then it takes all of them, and never one more."""
+    case = CASES["fedrzo-bilevel-accurate"]
+    for most in (1, 2, 3, 6):
+        found = case.run(method=replace(case.method, lower_tol=1e-9, lower_rounds=most), rounds=1)
+        assert found.ledger.lower_rounds == 1 + most
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ With subsampling, ``dp-accounting`` computes ε (privacy loss distributions, add
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -124,6 +125,7 @@ class OfClients(Budget):
             ValueError: if the noise does not protect the uploads, with the reason.
         """
         start = sampled = everyone = 0.0
+        shared: dict[tuple[str, str, bool], float] = defaultdict(float)
         bare = None
         for one in (s for s in found if s.shapes):
             channel = channels.get(one.place)
@@ -142,16 +144,21 @@ class OfClients(Budget):
                     "fs.Poisson does not amplify privacy. Use a variant that averages, or "
                     "participation=1.0."
                 )
-            if one.times is None:
+            times = one.times if one.most is None else one.most
+            if times is None:
                 bare = f"how often {one.phase!r} is called is not known beforehand"
                 continue
-            times = one.times * inverse(channel)
+            cost = times * inverse(channel)
+            drawn = setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server"
+            if one.most is not None:  # the level's exchanges share this number: at worst of the dearest kind
+                place = one.program, one.level, drawn
+                cost, shared[place] = max(cost - shared[place], 0.0), max(cost, shared[place])
             if one.program == "start":
-                start += times
-            elif setup.rate is not None and one.asked == "cohort" and channel.noise_at == "server":
-                sampled += times
+                start += cost
+            elif drawn:
+                sampled += cost
             else:
-                everyone += times
+                everyone += cost
         delta, budget = asked(given, bare, 0.1 / setup.clients)
         rate = 1.0 if setup.rate is None else setup.rate
         room = setup.participants

@@ -30,6 +30,8 @@ class Sent(NamedTuple):
         sent: shape and dtype of each array of the message.
         releases: the means over samples that a client takes for it, if samples are private; None if their
             number depends on the run.
+        most: the largest number per round of this and the level's other exchanges with such a number,
+            together; None if the method has no limit.
     """
 
     program: str
@@ -44,6 +46,7 @@ class Sent(NamedTuple):
     per_sample: bool
     sent: tuple[tuple[tuple[int, ...], np.dtype], ...]
     releases: tuple[Release, ...] | None = ()
+    most: int | None = None
 
     @property
     def place(self) -> str:

@@ -460,8 +460,8 @@ class Fed(abc.ABC):
             self._chosen = chosen
 
     @contextmanager
-    def level(self, name: str) -> Iterator[None]:
-        """Book the exchanges of this block under a name (``"lower"``, ``"step"``) in the ledger."""
+    def level(self, name: str, most: int | None = None) -> Iterator[None]:
+        """Book this block's exchanges, at most ``most`` of them, under a name (``"lower"``) in the ledger."""
         outer, self._level = self._level, name
         try:
             yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -28,6 +29,8 @@ from fedstrata.engines.rounds import run_text
 from fedstrata.engines.simulated import mean_dtype
 from fedstrata.support.tracing import compiling
 
+MOST = "most "  # before a level's name: how many exchanges of it there are at most
+
 
 class OutlineFed(Positioned):
     """Verbs that record the exchanges."""
@@ -37,6 +40,16 @@ class OutlineFed(Positioned):
     def __init__(self, program: str, found: list[Sent], examples: Mapping[str, Examples], *args: Any) -> None:
         super().__init__(*args)
         self.program, self.found, self.examples = program, found, examples
+        self.most: int | None = None
+
+    @contextmanager
+    def level(self, name: str, most: int | None = None) -> Iterator[None]:
+        if most is not None:
+            counting.count(MOST + name, most)
+        outer, self.most = self.most, most
+        with super().level(name):
+            yield
+        self.most = outer
 
     def exchange(self, exchange: Exchange) -> tuple[PyTree, PyTree]:
         """Made-up replies of the right form."""
@@ -61,7 +74,7 @@ class OutlineFed(Positioned):
             tuple((u.shape, u.dtype) for u in jax.tree.leaves(upload)), exchange.stacked,
             exchange.around is not None, asked, None, str(upload) != str(other),
             tuple((jnp.shape(u), jnp.result_type(u)) for u in jax.tree.leaves(exchange.message)),
-            releases(tally)[0],
+            releases(tally)[0], self.most,
         )  # fmt: skip
         # A loop's body is traced more than once: its exchanges are counted there, and written down once.
         if all(one.place != sent.place for one in self.found):
@@ -136,4 +149,11 @@ def _of_program(
     # What a traced number multiplies (a client's own number of steps) is not known before the run.
     unknown = {name for counts, _ in tally.scaled for name in counts}
     unknown |= {one.place for one in exchanges if one.number == PASSED_BY}
-    return [one if one.place in unknown else one._replace(times=tally.fixed[one.place]) for one in exchanges]
+    together = {one.level: tally.fixed[MOST + one.level] for one in exchanges}
+    return [
+        one._replace(
+            times=None if one.place in unknown else tally.fixed[one.place],
+            most=None if one.most is None or MOST + one.level in unknown else together[one.level],
+        )
+        for one in exchanges
+    ]

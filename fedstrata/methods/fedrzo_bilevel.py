@@ -275,6 +275,12 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         return self.lower == "accurate"
 
     @property
+    def most(self) -> int | None:
+        """The largest number of exchanges of the accurate solver in a round, if it is known."""
+        most = BUDGET if self.lower_rounds is None else self.lower_rounds
+        return most if self.accurate and isinstance(most, int) else None
+
+    @property
     def solver(self) -> Any:
         """The lower level's solver; a paper's rule replaces its hyper-parameters in every round."""
         size: Any = self.lower_batch_size
@@ -345,8 +351,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         """A warning if the lower level was not solved in the last round."""
         if not moment.ended or (report := moment.state.report) is None or report.solved:
             return []
-        most = BUDGET if self.lower_rounds is None else self.lower_rounds
-        within = "" if callable(most) else f" within lower_rounds={most} exchanges"
+        within = "" if self.most is None else f" within lower_rounds={self.most} exchanges"
         return [
             f"{type(self).__name__}: in the last round the lower level was not solved to "
             f"lower_tol={self.lower_tol:g}{within}; its residual was {float(report.residual):.2g}. x and y "
@@ -443,7 +448,7 @@ class FedRZOBilevel(TwoPoint[Implicit, State]):
         start = spread(state.y if warm else state.y0, where)
         with fed.everybody():
             fed.average(self.keep, key_keep, x, seed if self.messages == "scalars" else v)  # line 1
-            with fed.level("lower"):
+            with fed.level("lower", self.most):
                 y, report = self.solve_lower(problem, fed, key_lower, r, state, where, start)  # line 2
         reply = fed.average(self.local_steps, key_steps, y, weights=fed.at_work(self.H))  # line 3
         moved = reply if self.messages == "vectors" else tree.scale(-self.gamma, combine(reply, v))

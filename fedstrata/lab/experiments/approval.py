@@ -44,7 +44,7 @@ class SitePolicy(BaseModel):
     Attributes:
         approval: whether runs need an approval even before the first is given.
         share: whether the server may fetch what clients remember (`net collect`).
-        epsilon, delta: a budget of privacy for the site's samples, in all runs together.
+        epsilon, delta: a privacy budget for the site's samples, in all runs together.
         cores: the most processor cores.
         upload, download: how fast messages may travel, in megabits per second.
         reveals, secure, rounds, answers, memory, hours: see `Rules`.
@@ -92,7 +92,7 @@ class SitePolicy(BaseModel):
         return Rules(approved=known if known or self.approval else None, hours=hours, **limits)
 
     def allowance(self, folder: Path) -> Allowance | None:
-        """The budget of privacy, kept in a folder."""
+        """The privacy budget, kept in a folder."""
         return None if self.epsilon is None else Allowance(folder / "privacy.json", self.epsilon, self.delta)
 
     @property
@@ -208,7 +208,8 @@ def described(experiment: Experiment, found: list[Kind]) -> Iterator[str]:
 def _row(one: Sent, secure: bool) -> str:
     when = "before the first round" if one.program == "start" else "each round"
     if one.program == "round":
-        when += {None: ", as often as the method needs", 1: ""}.get(one.times, f", {one.times} times")
+        often = "as often as the method needs" if one.most is None else f"at most {one.most} times"
+        when += {None: f", {often}", 1: ""}.get(one.times, f", {one.times} times")
     asked = "" if one.asked == "everyone" else ", if it takes part"
     up = "a number for each sample" if one.per_sample else _numbers(one.shapes)
     cells = (f"{one.phase} ({one.level})", when + asked, _numbers(one.sent), up, _gets(one.gathered, secure))
