@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -208,6 +209,28 @@ def test_a_site_keeps_to_the_texts_number_of_clients(monkeypatch):
     what = [*header["what"][:3], header["what"][3] - 1]
     with pytest.raises(SiteRefused, match="another number of clients"):
         call(site, {**header, "what": what, "seq": header["seq"] + 1}, arrays)
+
+
+def test_a_kl_level_with_a_known_shift_needs_sums_alone():
+    """exp(ℓ/λ − c) is averaged under masks; the log domain has the same iterates, and gathers."""
+    rng, lam, c = np.random.default_rng(0), 2.0, 1.0
+    own = [{"a": rng.normal(size=(5, 3)), "b": rng.normal(size=5)} for _ in range(3)]
+    data = fs.FederatedData.from_clients(own)
+    options = {"rounds": 5, "default_metrics": False, "progress": False, "certify": False}
+
+    def loss(x, s):
+        return 0.5 * (s["a"] @ x - s["b"]) ** 2
+
+    levels = [lambda x, s: jnp.exp(loss(x, s) / lam - c), lambda g: lam * (c + jnp.log(g))]
+    method, x0 = fs.FedDRO(0.1, 0.5, I=2), np.zeros(3)
+    plain = fs.solve(fs.dro.kl(loss, lam), method, data, x0, **options)
+    masked = fs.solve(
+        fs.Composition(levels), method, data, x0, engine="network", channel=fs.Channel(secure=True), **options
+    )
+    np.testing.assert_allclose(masked.x, plain.x, rtol=1e-5)
+    assert plain.ledger.gathers > masked.ledger.gathers == 0
+    with pytest.raises(ValueError, match="single replies"):
+        fs.solve(fs.dro.kl(loss, lam), method, data, x0, channel=fs.Channel(secure=True), **options)
 
 
 def run(**options):
