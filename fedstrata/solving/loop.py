@@ -315,7 +315,7 @@ class Loop:
                     stopped = asked[0][0]
                 else:
                     self._save()
-                    if self.round == self.posed.until < self.posed.rounds:  # the budget of privacy is spent
+                    if self.round == self.posed.until < self.posed.rounds:  # the privacy budget is spent
                         self.lanes[0].status = "stopped"
             if tracking is not None:
                 tracking.statuses = [self._status(lane, stopped) for lane in self.lanes]

@@ -28,7 +28,7 @@ Costs = Mapping[str, Counter[tuple[float, float]]]  # by part of the data: (rate
 
 
 class Allowance:
-    """A budget of privacy.
+    """A privacy budget.
 
     Args:
         file: stores the spent budget; it outlives runs, and is created if it does not exist.
@@ -116,6 +116,6 @@ def costs_of(
     if channel is not None and channel.noise and channel.noise_at == "each" and whole:
         return {WHOLE: Counter({(1.0, inverse(channel)): 1})}
     raise SiteRefused(
-        "This site has a budget of privacy, and was asked for numbers without noise of its own. Let the "
+        "This site has a privacy budget, and was asked for numbers without noise of its own. Let the "
         "channel have examples= or noise_at='each', and the run default_metrics=False."
     )

@@ -272,7 +272,7 @@ class Host(Party):
 
     def _memory(self, header: Header) -> tuple[Header, Arrays]:
         if self.allowance is not None:
-            raise SiteRefused("This site has a budget of privacy, and what clients remember may lack noise.")
+            raise SiteRefused("This site has a privacy budget, and what clients remember may lack noise.")
         if not self.share:
             raise SiteRefused("This site does not share its clients' memory (`--share` allows it).")
         if self.site is None or header.get("run") != self.run:

@@ -154,7 +154,7 @@ def site(
     simulated: Simulated = False,
     once: Annotated[bool, typer.Option("--once", help="End when the server's run ends.")] = False,
     epsilon: Annotated[
-        float | None, typer.Option(help="A budget of privacy for this site's samples, in all runs together.")
+        float | None, typer.Option(help="A privacy budget for this site's samples, in all runs together.")
     ] = None,
     delta: Annotated[float, typer.Option(help="δ of that budget.")] = 1e-5,
     log: Log = None,
