@@ -4,6 +4,7 @@
     python -m benchmarks.channels overhead_mlp   the same of a network
     python -m benchmarks.channels dropouts       the error where clients drop out
     python -m benchmarks.channels secure         milliseconds of a secure sum, at a site and at the server
+    python -m benchmarks.channels kl             how far apart and how far off clients' exponents are under KL
 
 All are of seed 0. Reproductions have the rest: `compression`, `hostile-clients`, `dp-tradeoff`.
 """
@@ -158,7 +159,38 @@ def secure() -> None:
             print(f"{size / 250_000:5.2f} MB, modulo 2^{fixed.bits}: {least}")
 
 
-PARTS = {f.__name__: f for f in (overhead, overhead_mlp, dropouts, secure)}
+def kl() -> None:
+    """The largest u_k − ū of FedDRO on digits, u_k = log mean exp(ℓ/λ) of a client and ū that of all.
+
+    With ū of the same round, and with that of the round before, which is all that clients can know.
+    """
+    data = fs.data.digits(clients=20, partition=fs.Dirichlet(0.3), seed=0)
+    x0, every = {"w": np.zeros((64, 10)), "b": np.zeros(10)}, [data.client(k) for k in range(20)]
+
+    def flat(x: Any, s: Any) -> Any:
+        return softmax(x, {**s, "x": jnp.ravel(s["x"])})
+
+    for lam in (1.0, 0.1, 0.02):
+
+        def exponent(x: Any, y: Any, k: int, lam: float = lam) -> Any:
+            losses = jax.vmap(flat, (None, 0))(x, every[k]) / lam
+            return jax.nn.logsumexp(losses) - jnp.log(losses.size)
+
+        metrics = {f"u{k}": partial(exponent, k=k) for k in range(20)}
+        for eta in (0.03, 0.3):
+            found = fs.solve(
+                fs.dro.kl(flat, lam), fs.FedDRO(eta, 0.5, I=4), data, x0, rounds=50, metrics=metrics,
+                default_metrics=False, **QUIET,
+            )  # fmt: skip
+            u = np.array([found.history[name] for name in metrics], float)
+            mean = np.log(np.mean(np.exp(u - u.max(0)), axis=0)) + u.max(0)
+            now, before = (u - mean).max(), (u[:, 1:] - mean[:-1]).max()
+            least = (u[:, 1:].max(0) - mean[:-1]).min()
+            last = f"{before:.1f} above that of the round before (all of them at least {least:.1f})"
+            print(f"λ = {lam}, η = {eta}: up to {now:.1f} above the mean of the round, {last}")
+
+
+PARTS = {f.__name__: f for f in (overhead, overhead_mlp, dropouts, secure, kl)}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
