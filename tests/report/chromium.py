@@ -39,7 +39,7 @@ FLAGS = (
     "--disable-extensions",
     "--disable-sync",
     "--hide-scrollbars",
-    "--host-resolver-rules=MAP * ~NOTFOUND",  # its own services find nobody either
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # its own services find nobody either
     "--remote-debugging-pipe",  # commands on file 3, answers on file 4, each ended by a zero byte
 )
 

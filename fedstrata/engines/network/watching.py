@@ -60,7 +60,7 @@ def as_page(gauges: list[Gauge], title: str, css: str = "") -> str:
     )
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta http-equiv='refresh' content='2'>"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'><link rel='icon' href='data:,'>"
         f"<title>{html.escape(title)}</title><style>{css}</style></head>"
         f"<body><h1>{html.escape(title)}</h1><div class='scroll'><table>{rows}</table></div></body></html>"
     )
