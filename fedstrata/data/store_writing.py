@@ -35,7 +35,7 @@ def write_store(
     """Write clients' samples into a folder, from which `open_store` reads them.
 
     Args:
-        folder: the folder; it must not exist, unless ``overwrite``.
+        folder: the folder; it must not exist, unless ``overwrite`` or it is an empty volume.
         clients: federated data; or each client's samples, as in `FederatedData.from_clients`. A generator is
             consumed step by step, so that the samples need not fit into memory.
         valid: each client's validation samples.
@@ -54,11 +54,13 @@ def write_store(
     [[3, 3], [3, 3], [3, 3], [1, 1]]
     """
     target = Path(folder)
-    if target.exists() and not (overwrite and (target / "index.json").is_file()):
+    volume = target.is_mount()  # it always exists, and cannot be moved; perhaps nothing else is writable
+    empty = volume and all(file.name == "lost+found" for file in target.iterdir())
+    if target.exists() and not (empty or (overwrite and (target / "index.json").is_file())):
         raise DataError(
             f"{target} exists already. Give another folder, or overwrite=True to replace a store."
         )
-    with beside(target) as temporary:
+    with beside(target / "store" if volume else target) as temporary:
         if isinstance(clients, FederatedData):
             test = clients.test if test is None else test
             server = clients.server if server is None else server
@@ -84,7 +86,7 @@ def write_store(
         index = {"format": FORMAT, "version": VERSION, "clients": number, "names": names, "parts": parts}
         index["sha256"] = digest_of(index)
         write_atomically(temporary / "index.json", json.dumps(index, indent=1).encode())
-        _move(temporary, target)
+        (_fill if volume else _move)(temporary, target)
     return target
 
 
@@ -101,6 +103,15 @@ def _move(temporary: Path, target: Path) -> None:
         os.rename(aside, target)
         raise
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fill(temporary: Path, target: Path) -> None:
+    """Move files into a folder; if it is killed in between, there is no index, and so no store."""
+    (target / "index.json").unlink(missing_ok=True)
+    for old in target.glob("*.npy"):
+        old.unlink()
+    for file in sorted(temporary.iterdir(), key=lambda file: file.name == "index.json"):  # the index last
+        os.replace(file, target / file.name)
 
 
 def _each(data: FederatedData, part: str) -> Iterator[PyTree]:

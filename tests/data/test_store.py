@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -100,6 +102,28 @@ def test_a_store_is_not_replaced_unasked(folder, tmp_path):
     (tmp_path / "other").mkdir()
     with pytest.raises(fs.DataError, match="exists already"):
         fs.data.write_store(tmp_path / "other", clients(), overwrite=True)
+
+
+def test_a_store_is_written_into_a_volume(tmp_path, monkeypatch):
+    """A container's volume exists, is not moved, and may be all that is writable."""
+    volume = tmp_path / "read-only" / "volume"
+    (volume / "lost+found").mkdir(parents=True)
+    monkeypatch.setattr(type(volume), "is_mount", lambda path: path == volume)
+    move = os.rename
+
+    def rename(old, new):
+        assert volume not in (Path(old), Path(new)), "busy"
+        move(old, new)
+
+    monkeypatch.setattr(os, "rename", rename)
+    before = os.stat(volume.parent).st_mtime_ns
+    for number in (2, 1):
+        at = fs.data.write_store(volume, clients()[:number], clients(1)[:number], overwrite=number == 1)
+        assert len(fs.data.open_store(at).sizes) == number
+    assert os.stat(volume.parent).st_mtime_ns == before  # nothing was written beside it
+    with pytest.raises(fs.DataError, match="exists already"):
+        fs.data.write_store(volume, clients())
+    assert [file.name for file in volume.iterdir() if file.name.startswith(".")] == []
 
 
 @pytest.mark.parametrize(
