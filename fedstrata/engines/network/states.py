@@ -19,6 +19,7 @@ from fedstrata.engines.network.text import START_ROUND
 from fedstrata.support.sealed import CheckpointError, flatten, load_arrays, save_arrays, unflatten
 
 _PREFIX, _SUFFIX = "state_", ".safetensors"
+_BACK = "Bring back its newest folder, or empty it and let the policy take the site as a new one."
 
 
 class SiteRefused(RuntimeError):
@@ -87,8 +88,7 @@ class States:
         raise SiteRefused(
             f"This site must continue from its state after message {number}, which it does not have; "
             f"its newest is of message {self.newest}. Was its folder restored from a backup, or does another "
-            "process answer in its name? Bring back its newest folder, or empty it and let the policy take "
-            "the site as a new one."
+            f"process answer in its name? {_BACK}"
         )
 
     @property
@@ -132,8 +132,9 @@ class States:
         try:
             arrays, facts = load_arrays(file)
             memory = unflatten("memory", self.first, arrays, file)
-        except CheckpointError as error:
-            raise SiteRefused(str(error)) from error
+        except CheckpointError as error:  # whose advice is for a run that can be started again
+            why = str(error).partition(". ")[0]
+            raise SiteRefused(f"{why}. The run continues from this state. {_BACK}") from error
         if facts.get("data") != self.data:
             raise SiteRefused(
                 "This site's samples are not those with which it took part in the run so far. Bring them "
