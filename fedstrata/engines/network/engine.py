@@ -171,6 +171,7 @@ class Network(Engine):
         self._absent: set[int] = set()  # dropped
         self._left_out: set[int] = set()  # of some round since the last evaluation
         self._out: set[int] = set()  # of these, for invalid answers: permanently
+        self._silent: dict[int, Any] = {}  # of late sites, what was heard before the unanswered message
         self._sites: list[Site] | None = None
 
     # ---- the interface of an engine
@@ -444,11 +445,18 @@ class Network(Engine):
                 log.warning("waiting for %s since %.0f s", names, waited)
 
     def _readmit(self) -> None:
-        """Readmit dropped sites that are back, except those that were dropped for wrong answers."""
-        hoped_for = sorted(self._absent - self._out)
+        """Readmit dropped sites that are back, except those that were dropped for wrong answers.
+
+        A late site is back when it has answered after all, or dialled anew: no round waits for it until then.
+        """
+        hoped_for = sorted(i for i in self._absent - self._out if self._silent.get(i) != self._heard(i))
         for i in self.transport.wait(hoped_for, 0.0) if hoped_for else ():
             self._absent.discard(i)
             self.note(self.transport.names[i], "readmitted")
+
+    def _heard(self, i: int) -> tuple[int | None, int]:
+        """The connection of a site and the bytes received from it: both only grow."""
+        return self.transport.session(i), self.transport.received[i]
 
     def _run(self, program: str, carry: Carry, r: int) -> Any:
         (setup, method, seed, data), cohort = self._job, None
@@ -578,8 +586,9 @@ class Network(Engine):
             )
             for i, at in rows.items()
         }
-        slots = self._slots(call, rows)
+        slots, heard = self._slots(call, rows), {i: self._heard(i) for i in rows}
         replies, failures = self.transport.exchange(requests, self.timing.deadline(slots))
+        self._silent |= {i: heard[i] for i, failure in failures.items() if failure.kind == "late"}
         for i, reply in replies.items():
             if why := _wrong(_arrays_of(call, len(rows[i]), fixed), number, self._now[i], reply):
                 failures[i] = Failure("wrong", why)

@@ -86,15 +86,15 @@ class Transport(Protocol):
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """Wait until these sites are connected, up to a time-out; return those that are."""
 
+    def session(self, site: int) -> int | None:
+        """The number of a site's connection, or None if it is not connected."""
+
     def heed(self, stopping: Callable[[], bool]) -> None:
         """Stop waiting for answers while ``stopping()`` holds."""
 
 
 class Connected(Transport, Protocol):
     """A transport whose sites connect and disconnect."""
-
-    def session(self, site: int) -> int | None:
-        """The number of a site's connection, or None if it is not connected."""
 
     def expires(self, site: int) -> float | None:
         """The expiry of the certificate of a site's connection, in seconds since 1970, if it is known."""
@@ -117,7 +117,7 @@ class Through:
         return self.inner.exchange(requests, timeout)
 
     def session(self, site: int) -> int | None:
-        """See `Connected.session`."""
+        """See `Transport.session`."""
         return self.inner.session(site)
 
     def expires(self, site: int) -> float | None:
@@ -173,6 +173,10 @@ class Local:
     def wait(self, sites: Sequence[int], seconds: float) -> list[int]:
         """See `Transport.wait`: they are always connected."""
         return list(sites)
+
+    def session(self, site: int) -> int | None:
+        """See `Transport.session`."""
+        return 0
 
     def heed(self, stopping: Callable[[], bool]) -> None:
         """See `Transport.heed`: nothing is waited for."""
