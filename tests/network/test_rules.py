@@ -2,6 +2,7 @@
 
 import datetime
 import re
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -22,11 +23,13 @@ from .test_host import TERMS, Hosts
 MIDNIGHT = datetime.time(0)
 
 
-def start(tmp_path, rules, name):
+def start(tmp_path, rules, name, starter=None):
     """A run of one round on two sites, of which the second has rules."""
     hosts = Hosts(tmp_path, name)
     hosts.hosts[1].rules, hosts.hosts[1].audit = rules, Audit(tmp_path / "account", "site-1")
-    there = Federation(hosts, "run", 0, TERMS)
+    if starter is not None:
+        hosts.hosts[1].identity = kits.Identity(starter.kit.parent / "site-1", hosts.names)
+    there = Federation(hosts, "run", 0, TERMS, starter=starter)
     remote = there.gather()
     there.pose(int(remote.sizes.sum()), 2, None, hosts.identity(2))
     data, engine = made_up(there.form, 2), Network(remote)
@@ -49,6 +52,51 @@ def start(tmp_path, rules, name):
 def test_a_server_that_asks_for_more_is_refused_in_words(name, rules, words, tmp_path):
     with pytest.raises(RoundFailed, match=f"site-1: .*{words}"):
         start(tmp_path, Rules(**rules), name)
+
+
+class Replayed(kits.Identity):
+    """Signs another run than the one that is asked for."""
+
+    run = "run"
+
+    def proof(self, run, content, what=kits.MASK_KEY):
+        return super().proof(self.run, content if self.run != run else bytes(32), what)
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    """Kits of a person who may start runs, of another one, and of a person of another federation."""
+    here, elsewhere = tmp_path_factory.mktemp("here"), tmp_path_factory.mktemp("elsewhere")
+    kits.make(here, ["site-0", "site-1", "ada", "bo"], ["localhost"])
+    kits.make(elsewhere, ["ada"], ["localhost"])
+    shutil.copytree(here / "site-1", elsewhere / "site-1")
+    return {"ada": here / "ada", "bo": here / "bo", "server": here / "server", "false": elsewhere / "ada"}
+
+
+@pytest.mark.parametrize(
+    ("who", "run", "words"),
+    [
+        (None, None, "nobody has signed this one"),
+        ("bo", None, r"The start of a run is of \['bo'\], and only \['ada'\] are accepted"),
+        ("server", None, r"is of \['server'\]"),  # what a thief of the server's kit has
+        ("false", None, "not signed by a party of this federation"),
+        ("ada", "other", "not signed by a party"),  # a signature of another run of hers
+        ("ada", "run", "ada has signed another one"),
+    ],
+)
+def test_a_site_is_asked_in_runs_of_those_whom_it_lets_start_them(who, run, words, people, tmp_path):
+    rules, starter = Rules(starters=["ada"]), None
+    if who is not None:
+        starter = kits.Identity(people[who]) if run is None else Replayed(people[who])
+        starter.run = run
+    with pytest.raises(RoundFailed, match=f"site-1: This site takes part in runs that ada starts.*{words}"):
+        start(tmp_path, rules, "fedavg", starter)
+
+
+def test_a_run_that_one_of_them_has_signed_is_answered(people, tmp_path):
+    start(tmp_path, Rules(starters=["ada", "eve"]), "fedavg", kits.Identity(people["ada"]))
+    started = [line for line in read(tmp_path / "account") if line["event"] == "started"]
+    assert [(line["run"], line["by"]) for line in started] == [("run", "ada")]
 
 
 def test_a_server_that_asks_within_the_rules_is_answered_and_for_more_rounds_refused(tmp_path):
@@ -84,6 +132,7 @@ def test_hours_may_go_over_midnight():
         ('hours = "8-25"', "hours must be two times of the day, HH:MM-HH:MM"),
         ("epsilon = inf", "epsilon must be a number above 0"),
         ("upload = 0.0", "upload must be megabits per second, a number above 0"),
+        ('starters = "ada"', "starters must be a list of names, but is 'ada'"),
     ],
 )
 def test_what_is_wrong_in_a_policy_is_told(text, words, tmp_path):

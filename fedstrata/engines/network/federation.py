@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,7 +16,11 @@ from fedstrata.data.sources import FromFunction
 from fedstrata.engines.network import wire
 from fedstrata.engines.network.engine import Remote, RoundFailed
 from fedstrata.engines.network.host import MOST_CLIENTS, MOST_SAMPLES, blank
+from fedstrata.engines.network.rules import START, start_of
 from fedstrata.engines.network.transport import Connected, Failure, Outcome, Request, Through
+
+if TYPE_CHECKING:
+    from fedstrata.engines.network.kits import Identity
 
 log = logging.getLogger("fedstrata.network")
 FAR = 10 * 365 * 24 * 3600 * 10**6  # microseconds by which the server's clock may have been set back
@@ -32,6 +36,7 @@ class Federation(Through):
         terms: the terms that every site must share before a run is opened.
         anew: whether a site that lost its state may join again.
         patience: seconds for a site to open or join.
+        starter: who starts the run, for sites that ask for a signature.
 
     Attributes:
         tell: called with a site's name and an event to report.
@@ -45,10 +50,11 @@ class Federation(Through):
         terms: Mapping[str, Any],
         anew: bool = False,
         patience: float = 600.0,
+        starter: Identity | None = None,
     ) -> None:
         super().__init__(transport)
         self.run, self.number, self.terms = run, number, terms
-        self.anew, self.patience = anew, patience
+        self.anew, self.patience, self.starter = anew, patience, starter
         self.fresh = True
         self._joined: dict[int, int] = {}  # site → the connection through which it has joined
         self._known: set[int] = set()  # sites that have joined since the run began
@@ -139,7 +145,11 @@ class Federation(Through):
 
     def _open(self, sites: Sequence[int]) -> Outcome:
         header = {"op": "open", "run": self.run, "number": self.number, "terms": self.terms}
-        replies, failures = self._ask({i: Request(header, []) for i in sites})
+        signed = []
+        if self.starter is not None:
+            proof = self.starter.proof(self.run, start_of(header), START)
+            signed.append(np.frombuffer(proof, np.uint8))
+        replies, failures = self._ask({i: Request(header, signed) for i in sites})
         for i, reply in list(replies.items()):
             try:
                 sizes, form, seen = _described(reply)

@@ -19,7 +19,7 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,7 +35,7 @@ from fedstrata.engines.network.allowance import Allowance
 from fedstrata.engines.network.answering import Around, Ended, Party
 from fedstrata.engines.network.audit import Audit
 from fedstrata.engines.network.masks import Masker
-from fedstrata.engines.network.rules import Asks, Rules
+from fedstrata.engines.network.rules import START, Asks, Rules, start_of
 from fedstrata.engines.network.site import EVERYTHING, Place, Site
 from fedstrata.engines.network.states import Forgotten, SiteRefused, numbers_in
 from fedstrata.engines.network.text import Text
@@ -137,7 +137,7 @@ class Host(Party):
             self.seen = max(self.seen, reply[0]["seq"])
             return reply
         if op == "open":
-            return self._open(header)
+            return self._open(header, arrays)
         if op == "keys":
             return self._keys(header)
         if op == "join":
@@ -153,11 +153,13 @@ class Host(Party):
             return {}, []
         raise SiteRefused(f"Unknown request {op!r}.")
 
-    def _open(self, header: Header) -> tuple[Header, Arrays]:
+    def _open(self, header: Header, arrays: Arrays) -> tuple[Header, Arrays]:
         _compare(wire.value(header, "terms", dict), self.terms)
         run, number = wire.value(header, "run", str), wire.value(header, "number", int)
         if not run.replace("-", "").isalnum() or len(run) > 80:
             raise SiteRefused("The name of the run is not valid.")
+        if self.rules.starters is not None:
+            self._check_starter(run, header, arrays, self.rules.starters)
         if (run, number) != (self.run, self.number) or self.opened is None:  # else, it only redialled
             self.opened, self.site = None, None
             opened = self.opens(number)
@@ -174,6 +176,20 @@ class Host(Party):
         code = hmac.new(self.secret, f"{run} {data.fingerprint}".encode(), "sha256").hexdigest()
         told = {"form": form_of(data), "columns": columns_of(data), "seen": seen, "data": code}
         return told, [train, valid]
+
+    def _check_starter(self, run: str, header: Header, arrays: Arrays, names: Collection[str]) -> None:
+        """Refuse a run that none of these has signed."""
+        asks = f"This site takes part in runs that {' or '.join(names)} starts (`net run … --by KIT`)"
+        if not arrays:
+            raise SiteRefused(f"{asks}, and nobody has signed this one.")
+        try:
+            name, signed = self._identity().checked(run, arrays[0].tobytes(), START, sorted(names))
+        except ValueError as error:  # `kits.KitError`
+            raise SiteRefused(f"{asks}. {error}") from error
+        if signed != start_of(header):
+            raise SiteRefused(f"{asks}, and {name} has signed another one.")
+        if self.audit is not None and run != self.run:
+            self.audit.note("started", run=run, by=name)
 
     def _check_data(self, fingerprint: str) -> None:
         """Refuse other samples than those of the experiment's earlier runs."""
@@ -195,7 +211,7 @@ class Host(Party):
 
     def _identity(self) -> Identity:
         if self.identity is None:
-            raise SiteRefused("A secure run needs sites with certificates; this site has none.")
+            raise SiteRefused("Signatures are checked with a certificate of this site, and it has none.")
         return self.identity
 
     def _masker(self, run: str, proofs: Arrays) -> Masker:

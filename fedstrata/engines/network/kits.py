@@ -29,6 +29,7 @@ from fedstrata.support.writing import append, write_atomically
 AUTHORITY, CERTIFICATE, KEY = "authority.pem", "certificate.pem", "key.pem"
 REQUEST, REVOKED, ISSUED = "request.pem", "revoked", "issued.jsonl"
 SERVER, AUTHORITY_FOLDER = "server", "authority"
+MASK_KEY = "mask key"  # what a site signs
 DAYS, SOON = 825, 30  # of a certificate's validity; before its end at which a party is warned
 FLARE = {
     "server": ("rootCA.pem", "server.crt", "server.key"),
@@ -136,48 +137,50 @@ def expires_soon(kit: Path, name: str) -> str | None:
 
 
 class Identity:
-    """A site's proofs to other sites, through a server that it need not trust: certificate and signatures.
+    """A party's proofs to sites, through a server that they need not trust: certificate and signatures.
 
     Args:
         kit: its folder.
         sites: the names of the federation's sites, from its own `federation.toml`.
     """
 
-    def __init__(self, kit: Path, sites: Sequence[str]) -> None:
+    def __init__(self, kit: Path, sites: Sequence[str] = ()) -> None:
         self.kit, self.sites = kit, list(sites)
 
-    def proof(self, run: str, public: bytes) -> bytes:
-        """A public key for a run, with its signature and the certificate, as JSON."""
+    def proof(self, run: str, content: bytes, what: str = MASK_KEY) -> bytes:
+        """32 bytes (a public key, a digest) for a run, with signature and certificate, as JSON."""
         _, certificate, key = read(self.kit)
-        signature = signature_of(_signed_words(run, public), key)
-        return json.dumps([public.hex(), signature.hex(), certificate.decode()]).encode()
+        signature = signature_of(_signed_words(what, run, content), key)
+        return json.dumps([content.hex(), signature.hex(), certificate.decode()]).encode()
 
-    def checked(self, run: str, proof: bytes) -> tuple[str, bytes]:
-        """The owner of a proof's key, and the key.
+    def checked(
+        self, run: str, proof: bytes, what: str = MASK_KEY, names: Sequence[str] | None = None
+    ) -> tuple[str, bytes]:
+        """Who signed a proof, one of these names (the sites' by default), and its content.
 
         Raises:
-            KitError: unless the federation's authority has signed the certificate of one of its sites, and
-                that site the key.
+            KitError: unless the federation's authority has signed the certificate of one of them, and that
+                party the content.
         """
         try:
-            public, signature, pem = json.loads(proof)
-            key = bytes.fromhex(public)
-            words = _signed_words(run, key)
+            content, signature, pem = json.loads(proof)
+            signed = bytes.fromhex(content)
+            words = _signed_words(what, run, signed)
             certificate = check_signed(words, bytes.fromhex(signature), pem.encode(), read(self.kit)[0])
         except InvalidSignature as error:
-            raise KitError("The key is not signed by a site of this federation.") from error
+            raise KitError(f"The {what} is not signed by a party of this federation.") from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise KitError(f"The certificate or signature of a key cannot be read: {error}") from error
-        names = _names(certificate)
+            raise KitError(f"The certificate or signature of a {what} cannot be read: {error}") from error
+        owner, known = _names(certificate), self.sites if names is None else list(names)
         if not _valid_now(certificate):
-            raise KitError(f"The certificate of {names} has expired, or is not valid yet.")
-        if len(names) != 1 or names[0] not in self.sites or len(key) != 32:
-            raise KitError(f"The key belongs to {names}, but the federation's sites are {self.sites}.")
-        return names[0], key
+            raise KitError(f"The certificate of {owner} has expired, or is not valid yet.")
+        if len(owner) != 1 or owner[0] not in known or len(signed) != 32:
+            raise KitError(f"The {what} is of {owner}, and only {known} are accepted.")
+        return owner[0], signed
 
 
-def _signed_words(run: str, public: bytes) -> bytes:
-    return b"fedstrata mask key 1\n" + run.encode() + b"\n" + public
+def _signed_words(what: str, run: str, content: bytes) -> bytes:
+    return f"fedstrata {what} 1\n{run}\n".encode() + content
 
 
 def signature_of(message: bytes, key: bytes) -> bytes:

@@ -8,13 +8,17 @@ phase, the time of day) are checked at each request. The server gets the reason 
 from __future__ import annotations
 
 import datetime
+import hashlib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from fedstrata.engines.network.states import SiteRefused
+from fedstrata.engines.network.wire import Header
 
 MIB = 2**20
+START = "start of a run"  # what a person signs who starts it
 
 
 class Asks(NamedTuple):
@@ -45,6 +49,7 @@ class Rules:
         answers: the most answered exchanges in all runs together, as counted in the site's account.
         memory: the most MiB that a phase may take.
         hours: the times between which it answers, on this machine's clock; may span midnight.
+        starters: the names of those who may start runs, each by a signature; None asks for none.
     """
 
     approved: Collection[str] | None = None
@@ -54,6 +59,7 @@ class Rules:
     answers: int | None = None
     memory: int | None = None
     hours: tuple[datetime.time, datetime.time] | None = None
+    starters: Collection[str] | None = None
 
     def admit(self, asks: Asks) -> None:
         """Judge a run before it is opened.
@@ -97,3 +103,9 @@ class Rules:
             return True
         begin, end = self.hours  # over midnight, the end is before the beginning
         return begin <= now < end if begin < end else now >= begin or now < end
+
+
+def start_of(header: Header) -> bytes:
+    """The digest of a request to open a run, which whoever starts the run signs."""
+    about = [header["number"], header["terms"]]
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).digest()

@@ -47,7 +47,7 @@ class SitePolicy(BaseModel):
         epsilon, delta: a privacy budget for the site's samples, in all runs together.
         cores: the most processor cores.
         upload, download: how fast messages may travel, in megabits per second.
-        reveals, secure, rounds, answers, memory, hours: see `Rules`.
+        reveals, secure, rounds, answers, memory, hours, starters: see `Rules`.
     """
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
@@ -56,6 +56,7 @@ class SitePolicy(BaseModel):
     reveals: Literal["averages", "replies"] = Field("replies", description="'averages' or 'replies'")
     secure: bool = Field(False, description="true or false")
     share: bool = Field(False, description="true or false")
+    starters: list[str] | None = Field(None, description="a list of names", min_length=1)
     epsilon: Positive | None = Field(None, description="a number above 0")
     delta: float = Field(1e-5, description="a number between 0 and 1", gt=0, lt=1)
     rounds: int | None = whole(None, 1, MOST)
@@ -88,7 +89,7 @@ class SitePolicy(BaseModel):
         if self.hours is not None:
             begin, end = map(datetime.time.fromisoformat, self.hours.split("-"))
             hours = begin, end
-        limits = self.model_dump(include={"reveals", "secure", "rounds", "answers", "memory"})
+        limits = self.model_dump(include={"reveals", "secure", "rounds", "answers", "memory", "starters"})
         return Rules(approved=known if known or self.approval else None, hours=hours, **limits)
 
     def allowance(self, folder: Path) -> Allowance | None:

@@ -51,6 +51,7 @@ hosts = {hosts}           # the server's names in its certificate: what stands i
 
 [federation]
 sites = {sites}
+starters = []                 # people with kits of their own, whom sites' policies may let start runs
 experiment = "{experiment}"   # a name that `fedstrata list` knows, or a .py or .toml file in the kit
 message_bytes = 268435456     # the most that a message may have
 
@@ -75,6 +76,7 @@ Share = Annotated[bool, typer.Option("--share", help="Let `net collect` fetch th
 Simulated = Annotated[bool, typer.Option("--simulated", help="Take a share of the experiment's own data.")]
 Kit = Annotated[Path, typer.Argument(help="A party's folder, made by `fedstrata net kits`.")]
 Out = Annotated[Path | None, typer.Option("--out", "-o", help="The folder for runs and report.")]
+By = Annotated[Path | None, typer.Option(help="The kit of whoever starts it: sites may ask for a signature.")]
 Watch = Annotated[
     str | None,
     typer.Option(metavar="[HOST:]PORT", help="Serve /metrics, /healthz and a page; on loopback by default."),
@@ -302,15 +304,21 @@ def _warn_of_expiry(kit: Path, name: str) -> None:
 
 @contextmanager
 def served_by(
-    kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None, traces: bool = False
-) -> Iterator[Server]:
-    """A server that listens, for an experiment."""
+    kit: Path, plan: PreparedExperiment, out: Path, listen: str | None = None, traces: bool = False,
+    by: Path | None = None,
+) -> Iterator[Server]:  # fmt: skip
+    """A server that listens, for an experiment; ``by``: the kit of whoever starts its runs."""
+    from fedstrata.engines.network.kits import Identity, read
     from fedstrata.lab.experiments.networked import Server
+
+    if by is not None:
+        read(by)  # told before a site is asked
 
     with listening(kit, out, listen, traces) as (transport, audit, settings):
         run = run_name(out)
         audit.note("started", experiment=plan.experiment.name, run=run, sites=settings.sites)
-        yield Server(plan.experiment, transport, run, settings.policy, settings.anew)
+        starter = None if by is None else Identity(by)
+        yield Server(plan.experiment, transport, run, settings.policy, settings.anew, starter)
         audit.note("ended")
 
 
@@ -492,6 +500,7 @@ def run(
     kit: Kit,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with what is in the folder.")] = False,
+    by: By = None,
     log: Log = None,
     log_json: LogJson = False,
     log_level: LogLevel = "info",
@@ -518,7 +527,7 @@ def run(
             return
         if not resume:
             refuse_runs(folder)
-        with served_by(kit, plan, folder, traces=traces) as server:
+        with served_by(kit, plan, folder, traces=traces, by=by) as server:
             command = f"fedstrata net run {experiment} {kit}"
             execute(server, plan, folder, command, fresh=not resume, watch=watch)
             done(server)
@@ -714,6 +723,7 @@ def collect(
     experiment: Annotated[str, typer.Argument(help="A name, or a .py or .toml file.")],
     kit: Kit,
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder of the run.")],
+    by: By = None,
     quick: Quick = False,
     seeds: Seeds = None,
     set_: Set = None,
@@ -726,7 +736,7 @@ def collect(
         from fedstrata.support.sealed import save_arrays
 
         plan = plan_of(experiment, kit, quick, seeds, set_)
-        with served_by(kit, plan, out) as server:
+        with served_by(kit, plan, out, by=by) as server:
             for number, setting in enumerate(plan.experiment.settings):
                 there, *_ = server.federation(setting)
                 there.fresh = False

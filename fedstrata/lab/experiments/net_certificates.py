@@ -74,7 +74,7 @@ def kits(
                 "start a new one."
             )
         else:
-            make_all(folder, days, authority, [] if server_only else settings.sites)
+            make_all(folder, days, authority, [] if server_only else settings.parties)
             typer.echo(
                 f"{place}: give each party its own folder, by a way that others cannot read. "
                 "authority/ signs certificates: keep it to yourself."
@@ -121,7 +121,7 @@ def sign(
         from fedstrata.lab.experiments.settings import settings_of
 
         settings, issuer = settings_of(folder), _authority(folder, authority)
-        made = signed(issuer, file, folder / "kits", settings.sites, days)
+        made = signed(issuer, file, folder / "kits", settings.parties, days)
         _accompany(folder, made, settings)
         typer.echo(f"{made}: send its files back. They hold no secret.")
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from fedstrata.lab.experiments.base import Experiment, Setting, Task
 from fedstrata.lab.experiments.errors import ExperimentError, line_in
 from fedstrata.solving.pose import Posed
 from fedstrata.solving.sent import exchanges_of
+
+if TYPE_CHECKING:
+    from fedstrata.engines.network.kits import Identity
 
 MOST_PROGRAMS = 32  # of earlier runs that are kept
 Entry = Callable[[], FederatedData]
@@ -243,6 +246,7 @@ class Server:
         run: the name of all of its runs, unlike any other's.
         policy: what happens when a site does not answer.
         anew: whether a site that lost its state may join again.
+        starter: who starts the runs, for sites that ask for a signature.
     """
 
     experiment: Experiment
@@ -250,6 +254,7 @@ class Server:
     run: str
     policy: Policy = field(default_factory=Policy)
     anew: bool = False
+    starter: Identity | None = None
     engines: list[Network] = field(default_factory=list)  # of all runs so far, for what they tell
 
     def __post_init__(self) -> None:
@@ -261,7 +266,9 @@ class Server:
         """A run whose sites are there; the data has no samples."""
         task, number = task_of(self.experiment, setting), self._numbers[_name(setting)]
         patience = self.policy.first_timeout
-        there = Federation(self.transport, f"{self.run}-{number}", number, self._terms, self.anew, patience)
+        there = Federation(
+            self.transport, f"{self.run}-{number}", number, self._terms, self.anew, patience, self.starter
+        )
         remote = there.gather()
         server = None if task.data is None else opened(task.data.server)
         augment = None if task.data is None else task.data.augment

@@ -53,6 +53,7 @@ class Settings(BaseModel):
         listen, address: where the server listens, and what the sites dial.
         hosts: the server's names in its certificate.
         sites: their names; clients are numbered in this order.
+        starters: people with kits, whom the sites' policies may let start runs.
         experiment: a name, or a file in the kit.
         message_bytes: the most that a message may have.
         missing, after, min_sites, retries, first_timeout, timeout: see `Policy`.
@@ -69,6 +70,7 @@ class Settings(BaseModel):
         min_length=1,
         max_length=MOST_SITES,
     )
+    starters: list[Annotated[str, Field(pattern=NAME)]] = Field([], description="a list of names")
     experiment: str = Field("demo", description="a name or a file", min_length=1)
     message_bytes: int = whole(2**28, 2**16, 2**31 - 1)  # gRPC counts in 31 bits
     missing: Literal["wait", "drop"] = Field("wait", description="'wait' or 'drop'")
@@ -80,6 +82,11 @@ class Settings(BaseModel):
     anew: bool = Field(False, description="true or false")
 
     @property
+    def parties(self) -> list[str]:
+        """Everybody who has a kit, apart from the server."""
+        return list(dict.fromkeys([*self.sites, *self.starters]))
+
+    @property
     def policy(self) -> Policy:
         """The policy for a site that does not answer."""
         from fedstrata.engines.network import Policy
@@ -89,7 +96,7 @@ class Settings(BaseModel):
 
 SECTIONS = {
     "server": ("listen", "address", "hosts"),
-    "federation": ("sites", "experiment", "message_bytes"),
+    "federation": ("sites", "starters", "experiment", "message_bytes"),
     "policy": ("missing", "after", "min_sites", "retries", "first_timeout", "timeout", "anew"),
 }
 
