@@ -87,7 +87,6 @@ SOLVED: dict[str, tuple[Any, Any, bool]] = {  # problem, method, whether there i
         True,
     ),
 }
-SLOW = ["MPEC, FedRZOTwoStage", "Personalized, ZOHFL"]  # lower levels are solved at twenty points
 MEANS: dict[str, Any] = {
     "mean": Mean(),
     "trimmed": fs.TrimmedMean(0.2),
@@ -162,10 +161,7 @@ EXPERIMENT = Experiment(
     ),
     problem="quadratics of each class, d = 10",
     parameters={"rounds": 300, "spread": 0.1},
-    grid=[
-        {"method": [n for n in SOLVED if n not in SLOW], "attack": list(ATTACKS), "mean": list(MEANS)},
-        {"method": SLOW, "attack": ["none", "sign flip × 10"], "mean": list(MEANS)},
-    ],
+    grid=[{"method": list(SOLVED), "attack": list(ATTACKS), "mean": list(MEANS)}],
     build=build,
     seeds=1,
     table=TableSpec((Column("error", format=".2g"),), rows=("label", "attack"), across="mean", paper=False),
