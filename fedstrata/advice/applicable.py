@@ -66,8 +66,7 @@ class Fits(tuple[Fit, ...]):
         return rows
 
     def _repr_html_(self) -> str:
-        head, *rows = self._rows()
-        return html.table(head, rows, left=len(head))
+        return html.table(self._rows(), left=None)
 
     def __repr__(self) -> str:
         return "\n".join(aligned(self._rows()))

@@ -99,8 +99,7 @@ class Baselines:
         return "\n".join([self.title, *aligned(self.rows(SHOWN), left=1)])
 
     def _repr_html_(self) -> str:
-        head, *rows = self.rows(SHOWN)
-        return html.titled(self.title, html.table(head, rows))
+        return html.titled(self.title, html.table(self.rows(SHOWN)))
 
 
 def baselines(

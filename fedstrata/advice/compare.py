@@ -190,7 +190,7 @@ class Comparison:
         return "\n".join([head, *aligned(self._rows()), "", *aligned(self._pair_rows())])
 
     def _repr_html_(self) -> str:
-        return html.table(*_split(self._rows())) + html.table(*_split(self._pair_rows()))
+        return html.table(self._rows()) + html.table(self._pair_rows())
 
     def plot(self, kind: str = "", path: Any = None) -> Figure:
         """The performance profiles."""
@@ -218,10 +218,6 @@ class Comparison:
             given = {"problem": run.problem, "data": run.data, "x0": x0, "y0": y0, "options": options}
             cases.setdefault(entry.case, {"case": entry.case, **given})
         return write_benchopt(cases, self.methods, folder)
-
-
-def _split(rows: list[tuple[str, ...]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    return rows[0], rows[1:]
 
 
 def compare(

@@ -130,8 +130,7 @@ class Tuned:
         return "Tuned(\n  " + ",\n  ".join(lines) + ",\n)"
 
     def _repr_html_(self) -> str:
-        head, *rows = self._rows()
-        return html.table(head, rows, left=0)
+        return html.table(self._rows(), left=0)
 
     def plot(self, *names: str, path: Any = None) -> Figure:
         """A heat map of the scores over two hyper-parameters, or a line over one.

@@ -594,9 +594,10 @@ class FederatedData:
     def _repr_html_(self) -> str:
         drawn = ""
         with suppress(ImportError):  # only the lab draws
-            from fedstrata.lab.report.split import picture_of
+            from fedstrata.lab.report.plots import inline_svg
+            from fedstrata.lab.report.split import figure_of
 
-            drawn = picture_of(self)
+            drawn = inline_svg(figure_of(self))
         return html.titled(f"FederatedData: {', '.join(self._words())}", drawn)
 
     def _words(self) -> list[str]:

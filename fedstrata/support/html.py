@@ -23,8 +23,10 @@ def number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.4g}"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """A table of texts, the first ``left`` columns of which are words."""
+def table(rows: Sequence[Sequence[str]], left: int | None = 1) -> str:
+    """A table of texts, its head first; the first ``left`` columns are words, all of them if None."""
+    head, *body = rows
+    left = len(head) if left is None else left
 
     def line(tag: str, cells: Sequence[str]) -> str:
         aligned = ("left" if j < left else "right" for j in range(len(cells)))
@@ -34,9 +36,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> 
         )
         return f"<tr>{''.join(inner)}</tr>"
 
-    body = "".join(line("td", row) for row in rows)
+    cells = "".join(line("td", row) for row in body)
     top = f"<thead>{line('th', head)}</thead>" if any(head) else ""
-    return f'<table style="border-collapse:collapse;border:0">{top}<tbody>{body}</tbody></table>'
+    return f'<table style="border-collapse:collapse;border:0">{top}<tbody>{cells}</tbody></table>'
 
 
 def note(words: str) -> str:
@@ -51,4 +53,4 @@ def titled(title: str, *parts: str) -> str:
 
 def facts(title: str, pairs: Mapping[str, object]) -> str:
     """Names and values under a title."""
-    return titled(title, table(("", ""), [(name, str(value)) for name, value in pairs.items()], left=2))
+    return titled(title, table([("", ""), *((name, str(value)) for name, value in pairs.items())], left=2))

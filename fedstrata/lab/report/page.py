@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import gzip
-import html
 import json
 import math
 import string
@@ -29,6 +28,7 @@ from fedstrata.lab.report.split import plot_of
 from fedstrata.lab.report.statistics import name, show
 from fedstrata.lab.report.tables import Table, build_table, ledger_table
 from fedstrata.lab.report.typesetting import capital, formula, label_of, readable, typeset
+from fedstrata.support.html import text as _text
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,6 @@ def _plotly() -> str:
     # Compressed, plotly.js takes 2 MB of the page instead of 5; page.js unpacks it.
     packed = base64.b64encode(gzip.compress(get_plotlyjs().encode(), mtime=0)).decode()
     return f'<script type="text/plain" id="plotly">{packed}</script>'
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
 
 
 def markdown(text: str) -> str:

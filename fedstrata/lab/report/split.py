@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fedstrata.data.samples import by_name
 from fedstrata.lab.report.curves import Curve, HeatMap, Panel, Plot
-from fedstrata.lab.report.plots import draw, inline_svg
+from fedstrata.lab.report.plots import draw
 from fedstrata.lab.report.specs import PlotSpec, Split
 from fedstrata.lab.report.statistics import Interval
 
@@ -42,11 +42,6 @@ def split_of(data: FederatedData, label: str = "y", caption: str = "") -> Split:
             }
     names = tuple(map(str, data.names)) if data.names and len(sizes) <= BARS else ()
     return Split(sizes, classes, names, caption)
-
-
-def picture_of(data: FederatedData) -> str:
-    """The split as an inline SVG, for notebooks."""
-    return inline_svg(figure_of(data))
 
 
 def figure_of(data: FederatedData, label: str = "y") -> Figure:

@@ -274,7 +274,7 @@ class WideTable:
 
     def to_html(self) -> str:
         """For a notebook's page."""
-        return html.table(self.head, self.lines, left=self.keys) + html.note(self.caption)
+        return html.table([self.head, *self.lines], left=self.keys) + html.note(self.caption)
 
 
 def build_table(runs: Sequence[RunRecord], spec: TableSpec, paper: PaperClaims | None = None) -> Table:
