@@ -67,6 +67,17 @@ def test_equal_clients_by_size_are_drawn_uniformly():
 
 
 @pytest.mark.slow
+def test_a_draw_with_room_for_everyone_is_streamed_in_blocks():
+    """Who of them was drawn is a value of the round, which the phase of a block closes over."""
+    few = fs.FederatedData.from_clients([samples(i) for i in range(5)])
+    run = {**arguments, "participation": fs.Poisson(0.5)}
+    ours, known = (
+        fs.solve(problem, scaffold, few, np.zeros(3), engine=e, **run) for e in ("streamed", "simulated")
+    )
+    assert_same(ours, known, "streamed")
+
+
+@pytest.mark.slow
 def test_resumed_bit_for_bit(data, tmp_path):
     run = {"weights": "size", "checkpoint": fs.Checkpoint(tmp_path, overwrite=True), **arguments}
     whole = fs.solve(problem, scaffold, data, np.zeros(3), weights="size", **arguments)

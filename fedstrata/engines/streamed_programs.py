@@ -128,8 +128,8 @@ class Blocks(Simulated):
         closed, (_, _, tally) = jax.make_jaxpr(block, return_shape=True)(
             jax.random.key_data(exchange.key), exchange.message, weights, samples, memories
         )
-        upload, fixed = shapes[-1]
-        # A phase may close over values of the round's program: they are sent along.
+        jaxpr, (upload, fixed) = closed.jaxpr, shapes[-1]
+        # A phase may close over values of the round's program: they are sent along, and `run` holds none.
         keyed = [jnp.issubdtype(c.dtype, jax.dtypes.prng_key) for c in closed.consts]
         constants = [jax.random.key_data(c) if k else c for c, k in zip(closed.consts, keyed, strict=True)]
 
@@ -138,7 +138,7 @@ class Blocks(Simulated):
                 jax.random.wrap_key_data(c, impl=impl) if k else c
                 for c, k in zip(constants, keyed, strict=True)
             ]
-            return jax.core.eval_jaxpr(closed.jaxpr, its, *jax.tree.leaves(arguments))
+            return jax.core.eval_jaxpr(jaxpr, its, *jax.tree.leaves(arguments))
 
         per_client = Counter({name: amount // rows for name, amount in fixed.items()})
         values = (constants, jax.tree.leaves(fed.memory))
