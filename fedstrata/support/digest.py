@@ -124,8 +124,6 @@ class Reader:
                 return f".{value.__name__}"
             case type():
                 return f"{value.__module__}.{value.__name__}"
-        if isinstance(value, jax.core.Tracer):  # what closes over it is not called with its value
-            return self._aval(value.aval)
         if hasattr(value, "__array__"):
             return _array(value)
         parts = _parts(value)
