@@ -122,6 +122,22 @@ def test_two_parties_tell_the_same_or_it_is_said(tmp_path):
     assert '"oslo"' in server.file.read_text()  # who was asked in vain is in it
 
 
+def test_an_exchange_during_which_the_server_was_killed_is_known_to_it(tmp_path):
+    server, site = Audit(tmp_path / "server.jsonl", "server"), Audit(tmp_path / "lyon.jsonl", "lyon")
+    header = {"op": "exchange", "seq": 4, "run": "a-0", "what": ["round", 0, "local", 2], "round": 1}
+
+    class Killed(Sites):
+        def exchange(self, requests, timeout):
+            site.note("answered", **header, down=3, up=7)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Audited(Killed(), server).exchange({0: Request(header, [np.ones(3)])}, 1)
+    assert compare(read(server.file), read(site.file)) == []
+    other = [{**entry, "round": 2} for entry in read(site.file)]
+    assert compare(read(server.file), other) == ["4: round is 1 at the server, 2 at lyon"]
+
+
 def test_a_manifest_is_signed_by_a_party(tmp_path):
     kits.make(tmp_path / "kits", ["lyon"], ["localhost"])
     kits.make(tmp_path / "others", ["lyon"], ["localhost"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import threading
@@ -99,18 +100,21 @@ def compare(server: Sequence[Mapping[str, Any]], site: Sequence[Mapping[str, Any
     The two are compared from the site's first exchange on: earlier ones belong to another site.
     """
     party = next((entry["party"] for entry in site), "")
-    asked = {e["seq"]: e for e in server if e["event"] == "asked" and e["site"] == party}
+    # A server that was killed during an exchange has written only that it asks.
+    asked = {e["seq"]: e for e in server if e["event"] == "asking" and party in e["sites"]}
+    asked |= {e["seq"]: e for e in server if e["event"] == "asked" and e["site"] == party}
     answered = {e["seq"]: e for e in site if e["event"] == "answered"}
     differences = []
     for seq in sorted(asked.keys() | answered.keys()):
         there, here = asked.get(seq), answered.get(seq)
         # An exchange that failed may or may not have reached the site: only replies are compared.
-        if here is None and there is not None and there["outcome"] == "replied":
+        outcome = None if there is None else there.get("outcome")
+        if here is None and outcome == "replied":
             differences.append(f"{seq}: the server had a reply of {party}, who does not know of it")
         elif there is None:
             differences.append(f"{seq}: {party} answered what the server does not know of")
-        elif here is not None and there["outcome"] == "replied":
-            for name in ("run", "what", "round", "digest", "down", "up"):
+        elif here is not None and outcome in ("replied", None):
+            for name in ("run", "what", "round", "digest", *(("down", "up") if outcome else ())):
                 if (its := there.get(name)) != (own := here.get(name)):
                     differences.append(f"{seq}: {name} is {its!r} at the server, {own!r} at {party}")
     return differences
@@ -147,7 +151,10 @@ class Audited(Through):
         self.audit = audit
 
     def exchange(self, requests: Mapping[int, Request], timeout: float) -> Outcome:
-        """See `Transport.exchange`."""
+        """See `Transport.exchange`; what is asked is written down before, as the server may be killed."""
+        for header, _ in itertools.islice(requests.values(), 1):  # one exchange, so that all have its facts
+            facts = {name: fact for name, fact in described(header, []).items() if name != "down"}
+            self._note("asking", sites=[self.names[i] for i in requests], **facts)
         replies, failures = self.inner.exchange(requests, timeout)
         for i, request in requests.items():
             facts = {"site": self.names[i], **described(*request)}
@@ -155,11 +162,14 @@ class Audited(Through):
                 outcome = {"outcome": "replied", "up": numbers(replies[i].arrays)}
             else:
                 outcome = {"outcome": failures[i].kind, "why": failures[i].why[:200], "up": 0}
-            try:
-                self.audit.note("asked", **facts, **outcome)
-            except OSError as error:
-                raise Unfinished(f"The account {self.audit.file} cannot be written: {error}.") from error
+            self._note("asked", **facts, **outcome)
         return replies, failures
+
+    def _note(self, event: str, **facts: Any) -> None:
+        try:
+            self.audit.note(event, **facts)
+        except OSError as error:
+            raise Unfinished(f"The account {self.audit.file} cannot be written: {error}.") from error
 
 
 def manifest(
