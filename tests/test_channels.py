@@ -793,12 +793,16 @@ def test_a_plain_gaussian_is_that_of_balle_and_wang():
     assert delta == pytest.approx(1e-3, rel=0.02)
 
 
-def test_a_solver_that_stops_by_itself_costs_its_largest_number_of_exchanges():
-    """One Gaussian: one exchange before the first round, then lower_rounds and that of x in each round."""
-    case = CASES["fedrzo-bilevel-accurate"]
-    method = replace(case.method, lower_rounds=6)
+@pytest.mark.parametrize(
+    ("name", "changes", "start", "each"),
+    [("fedrzo-bilevel-accurate", {"lower_rounds": 6}, 1, 6 + 1), ("fednest", {"N": 5}, 0, 7 + 4)],
+)
+def test_a_loop_of_unknown_length_costs_its_largest_number_of_exchanges(name, changes, start, each):
+    """One Gaussian of all, for a solver that stops by itself and for at most N − 1 random terms."""
+    case = CASES[name]
+    method = replace(case.method, **changes)
     found = epsilon(method, case.problem, case.data, case.x0, rounds=3, q=None, z=4.0, y0=case.y0)
-    assert found == pytest.approx(gaussian_epsilon((1 + 3 * (6 + 1)) ** 0.5 / 4, 1e-3), rel=1e-6)
+    assert found == pytest.approx(gaussian_epsilon((start + 3 * each) ** 0.5 / 4, 1e-3), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -166,7 +166,7 @@ class Implicit(Method[ProblemT, StateT]):
 
         if self.inverse == "none":
             return tree.zeros_like(v)
-        with fed.level("lower"):
+        with fed.level("lower", self.N - 1 if self.inverse == "neumann" else None):
             if self.inverse == "cg":
                 return conjugate_gradients(fed, times, b, v, self.N)
             if self.inverse == "neumann":
