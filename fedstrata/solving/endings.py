@@ -20,7 +20,8 @@ from fedstrata.core.types import PyTree
 from fedstrata.data.storage import Placed
 from fedstrata.support.words import described, documentation
 
-FACTOR = 10.0  # above the first half
+FACTOR = 10.0  # above the start, or above the first half
+ZERO = 1e-6  # relative to the end: a smaller start is a solution, around which there is noise
 INSIDE = 1e-5  # how far from its set, relative to 1 + ‖x‖, a start counts as inside
 ROUNDING = 1e-4  # how far outside, relative to ‖x‖, a projection may leave a float32
 FEWEST = 20  # rounds that clients' own sets are looked at after: fewer are a trial
@@ -35,9 +36,9 @@ class Runaway(NamedTuple):
 
 
 def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, Any]) -> Runaway | None:
-    """The objective, if it depends on x alone and ended ten times above all of the run's first half.
+    """The objective, if it depends on x alone and ended ten times above its start, or above the first half.
 
-    From a start outside of the set it may have to rise.
+    From a start outside of the set it may have to rise, and from one at a value of zero by noise.
     """
     name, project = problem.objective, problem.set_of_x
     if name is None or name not in history or method.judged_as(problem) is not problem:
@@ -46,8 +47,9 @@ def runaway(problem: Problem, method: Method, x0: PyTree, history: Mapping[str, 
     if not inside:
         return None
     values = np.asarray(history[name])
-    before, end = np.abs(values[: max(1, len(values) // 2)]).max(), float(values[-1])
-    return Runaway(name, float(values[0]), end) if end > FACTOR * before > 0 else None
+    sizes, end = np.abs(values[: max(1, len(values) // 2)]), float(values[-1])
+    grown = end > FACTOR * sizes.max() > 0 or end > FACTOR * sizes[0] > FACTOR * ZERO * end
+    return Runaway(name, float(values[0]), end) if grown else None
 
 
 def in_words(ended: Sequence[tuple[Method, Runaway]], runs: int) -> list[str]:

@@ -68,6 +68,7 @@ def test_growth_is_told_of_in_any_unit():
         grown = unit * np.array([0.0, 1.0, 1e3, 1e6, 1e9])
         assert quiet(HALF, {"loss": grown}) == Runaway("loss", 0.0, unit * 1e9)
     assert quiet(HALF, {"loss": [0.69, 80.0, 8440.0]}) == Runaway("loss", 0.69, 8440.0)
+    assert quiet(HALF, {"loss": [0.69, 110.0, 90.0, 105.0]}) == Runaway("loss", 0.69, 105.0)  # at once
     assert quiet(HALF, {"loss": 12.0 * 1e3 ** np.arange(17)}) is not None
 
 
