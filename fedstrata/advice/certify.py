@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedstrata.advice.fault import at_fault
 from fedstrata.advice.lower import NotCertifiable, newton_zero
 from fedstrata.advice.objectives import (
     Case,
@@ -72,7 +73,8 @@ class Judgement(NamedTuple):
         distance: ‖x − x̂‖/‖x̂‖.
         outside: the distance of x from its set, relative to ‖x‖.
         remarks: reasons, in words, why the point is not a solution whatever F says.
-        behind: the relative distance of clients' own models from their optima.
+        behind: the relative distance of clients' own models, which are part of the answer, from their optima.
+        lag: the relative distance of y from the solution of the lower level; 0 without one.
         notes: further findings.
         calls: evaluations of F with its gradient.
         slope: ‖∇F(x)‖; NaN without an F.
@@ -92,6 +94,7 @@ class Judgement(NamedTuple):
     notes: tuple[str, ...] = ()
     calls: int = 0
     slope: float = np.nan
+    lag: float = 0.0
 
 
 def certify(
@@ -143,7 +146,7 @@ def certify(
     except NotCertifiable as reason:
         nan = np.nan
         return Certificate(False, "not certifiable", nan, (nan, nan), f"Not certifiable: {reason}.")
-    return _certificate(found, run, target)
+    return _certificate(found, run, target, measures=until == math.inf)
 
 
 def case_of(
@@ -189,7 +192,7 @@ def case_of(
     return Case(judged, data.placed(), weights, x, y, x0, y0, until)
 
 
-def _certificate(found: Judgement, run: Result | None, target: float) -> Certificate:
+def _certificate(found: Judgement, run: Result | None, target: float, measures: bool) -> Certificate:
     low = max(found.value - found.best, 0.0)
     high = low + found.left
     reach = found.unit + found.left
@@ -206,6 +209,8 @@ def _certificate(found: Judgement, run: Result | None, target: float) -> Certifi
     verdict, advice = why_unsolved(found, relative, run, target)
     if solved:
         verdict, advice = "solved", ""
+    elif verdict == "diverging" and run is not None and measures:
+        advice = at_fault(run) or advice
     return Certificate(
         solved,
         verdict,
@@ -339,6 +344,7 @@ def search(objective: Objective, case: Case) -> Judgement:
         raise NotCertifiable("F has the same value at x, beside it, at the start and at zero")
     if reach <= NOTHING * (beside - best):  # the start and zero are solutions, so a disturbance counts
         unit = reach = beside - best
+    lag = _lag(objective, case)
     return Judgement(
         value,
         best,
@@ -350,7 +356,8 @@ def search(objective: Objective, case: Case) -> Judgement:
         outside=objective.outside / (float(np.linalg.norm(flat)) or 1.0),
         remarks=tuple(remarks),
         converged=found.converged,
-        behind=_behind(objective, case),
+        behind=lag if case.problem.personal else 0.0,
+        lag=lag,
         notes=(*objective.notes, *([DRAWN] if any(level.draws for level in case.problem.levels) else [])),
         calls=f.calls,
         slope=float(np.linalg.norm(slope)),
@@ -387,9 +394,9 @@ def _best(
     return first._replace(converged=False)
 
 
-def _behind(objective: Objective, case: Case) -> float:
-    """The relative distance of clients' own models, which are part of the answer, from their optima."""
-    if objective.solved is None or not case.problem.personal:
+def _lag(objective: Objective, case: Case) -> float:
+    """The relative distance of y from the solution of the lower level."""
+    if objective.solved is None:
         return 0.0
     y, solution = (ravel(each)[0] for each in (case.y, objective.solved.y))
     return (

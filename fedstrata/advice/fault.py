@@ -7,6 +7,8 @@ else, the constants at the last finite point are measured: a function may be mor
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from fedstrata.advice.constants import operations
@@ -24,6 +26,12 @@ MOST = 2e11  # the most operations for a message: seconds on two cores
 
 def at_fault(result: Result) -> str:
     """A sentence with the step size to lower, and its new value; empty if the constants do not show it."""
+    with suppress(Exception):  # the words on why a run diverged must not fail
+        return _at_fault(result)
+    return ""
+
+
+def _at_fault(result: Result) -> str:
     method, data = result.known_method, result.data
     if method is None or result.problem is None or result.start is None:
         return ""
@@ -34,7 +42,7 @@ def at_fault(result: Result) -> str:
         its = type(method).practical(at)
     except NoRule:
         return ""
-    mine, planned = _steps(method), _steps(its.method)
+    mine, planned = first_steps(method), first_steps(its.method)
     both = [(name, mine[name], planned[name]) for name in planned if name in mine]
     reasons, over = "; ".join(its.reasons), [each for each in both if each[1] > TOO_LONG * each[2]]
     if over:
@@ -62,7 +70,7 @@ def _on_the_way(result: Result, begun: Conditions, mine: dict[str, float]) -> st
     }
     name = max(grown, key=lambda each: grown[each], default="")
     try:
-        planned = _steps(type(result.method).practical(at).method)
+        planned = first_steps(type(result.method).practical(at).method)
         shorter = [f"{each}={to:.3g}" for each, to in planned.items() if mine.get(each, 0) > TOO_LONG * to]
         known = grown.get(name, 0) > TOO_LONG and bool(shorter)
     except NoRule:
@@ -84,7 +92,7 @@ def _conditions(result: Result, x: PyTree, y: PyTree) -> Conditions:
     return conditions(result.problem, result.data, x, y, weights=result.weights, participation=part)
 
 
-def _steps(method: Method) -> dict[str, float]:
+def first_steps(method: Method) -> dict[str, float]:
     """The step sizes in the first round."""
     found = step_sizes(method.at(0))
     return {name: float(np.max(value)) for name, value in found.items() if isinstance(value, float | list)}

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
 from fedstrata.core.method import Method
 from fedstrata.solving.certificate import Verdict
+from fedstrata.solving.endings import step_sizes
 from fedstrata.solving.result import Result
+from fedstrata.support.words import described, documentation
 
 if TYPE_CHECKING:
     from fedstrata.advice.certify import Judgement
@@ -37,7 +39,7 @@ BLOCKS = 4  # blocks of a quarter, whose means give its error
 SPREAD = 0.03  # the least spread of noise or of an oscillation, relative to the excess
 MANY = 1e3  # the limit of the proposed increase of samples
 GROWN = 4.0  # times the start's excess
-STEPS = ("gamma", "alpha", "eta_x", "gamma_x", "eta", "eta_l", "gamma_g")  # of the main variable
+FAR = 100  # times the rounds of a run: more rounds are no advice
 ROUNDED = 4e-7  # relative to the metric: smaller changes are float32 rounding
 
 
@@ -54,7 +56,7 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
             f"x is {found.outside:.2g} of its length outside of its set: project it, or take a smaller eta."
         )
     method = None if run is None else run.known_method
-    drawn = () if run is None else _draws(run, method)
+    drawn = () if run is None else drawn_by(run, method)
     if found.behind > BEHIND and (close or not drawn):
         return "on its way", (
             f"The clients' models are {found.behind:.0%} from their optima: give clients more local steps."
@@ -71,10 +73,10 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
         return above
     if method is not None and (hidden := _rounded(found, run, method)):
         return "at the noise floor", hidden
-    stays, excess = _stays(found, _metric(run), method), found.value - found.best + found.left
+    stays, excess = _stays(found, metric_of(run), method), found.value - found.best + found.left
     if stays and _local(method) is None and (method is None or method.bias() is None):
         return "oscillating", f"Divide {_step(method)} by 2."
-    words = _of_trace(_metric(run), excess, relative, run, target, drawn, stays)
+    words = _of_trace(metric_of(run), excess, relative, run, target, drawn, stays, found.lag)
     # growing oscillations diverge, and so do points above both the start and zero, except for methods that
     # are known to converge elsewhere
     grown = found.value - found.best > GROWN * abs(found.start - found.best)
@@ -86,12 +88,12 @@ def why_unsolved(found: Judgement, relative: float, run: Result | None, target: 
 
 def _of_trace(
     values: np.ndarray, excess: float, relative: float, run: Result, target: float, drawn: tuple[str, ...],
-    stays: bool,
+    stays: bool, lag: float,
 ) -> tuple[Verdict, str]:  # fmt: skip
     """The verdict by the metric over the rounds."""
     few = len(values) < (2 * FEW if drawn else FEW)
     if few or (_constant(values) and not stays):
-        return "on its way", f"Give about {_more(_over(relative, target), run)} more rounds."
+        return "on its way", _further(_more(_over(relative, target), run), run)
     method = run.known_method
     quarters = np.array_split(values, 4)
     reach = [float(np.abs(q - values[0]).max()) for q in quarters]
@@ -101,7 +103,7 @@ def _of_trace(
     last = np.diff(quarters[-1])
     steady = not drawn and name is None and bool((last < 0).all() or (last > 0).all())
     if steady or _moves(values, quarters, excess, drawn):
-        return "on its way", f"Give about {_rounds(values, excess, target, relative, run)} more rounds."
+        return "on its way", _further(_rounds(values, excess, target, relative, run), run)
     spread = float(np.std(quarters[-1]))
     if drawn and spread > SPREAD * excess:
         more = f", or take {_nice(over**2)} times as many {drawn[0]}" if over**2 < MANY else ""
@@ -116,10 +118,12 @@ def _of_trace(
     if name is not None:
         return "biased by drift", (
             f"Clients differ and take several steps between averages: set {name}=1, or divide "
-            f"{_step(method)} by {_nice(over)}."
+            f"{_step(method, 'local')} by {_nice(over)}."
         )
     if method is not None and method.scheduled(0):
         return "on its way", "Its steps become short too early: let them fall more slowly."
+    if lag > BEHIND:
+        return "on its way", f"y is {lag:.0%} of its length from the lower level's solution: {_slow(method)}."
     return "biased by drift", (
         "It has stopped elsewhere, so that further rounds do not help: its steps, or its channel, are "
         "biased. Take a smaller smoothing radius, solve inner problems more accurately, clip less, or take "
@@ -133,8 +137,7 @@ def _constant(values: np.ndarray) -> bool:
 
 def _stays(found: Judgement, values: np.ndarray, method: Method | None) -> bool:
     """Whether the metric is constant although a step along the gradient would change it visibly."""
-    given = {} if method is None else method.describe()
-    step = next((given[name] for name in STEPS if isinstance(given.get(name), float)), 0.0)
+    step = next((size for size in _steps(method).values() if isinstance(size, float)), 0.0)
     many = len(values) >= FEW and _constant(values)
     return many and step * found.slope**2 > ROUNDED * float(np.abs(values).max())
 
@@ -158,7 +161,7 @@ def _over(relative: float, target: float) -> float:
     return math.sqrt(max(relative, target**2)) / target if np.isfinite(relative) else 10.0
 
 
-def _metric(run: Result) -> np.ndarray:
+def metric_of(run: Result) -> np.ndarray:
     """The history of F's metric, at the current y; empty without one."""
     names = [run.problem.objective, *run.problem.settling] if run.problem is not None else []
     for name in (*names, "objective", "loss", "upper"):
@@ -168,7 +171,7 @@ def _metric(run: Result) -> np.ndarray:
     return np.zeros(0)
 
 
-def _draws(run: Result, method: Method | None) -> tuple[str, ...]:
+def drawn_by(run: Result, method: Method | None) -> tuple[str, ...]:
     """The random choices of a step, in words: samples, directions, clients."""
     if method is None:
         return ()
@@ -209,21 +212,46 @@ def _local(method: Method | None) -> str | None:
     return name if np.max(np.asarray(vars(method.at(0))[name])) > 1 else None
 
 
-def _step(method: Method | None) -> str:
-    """The step size of the main variable, with its value."""
-    given = {} if method is None else method.describe()
-    for name in STEPS:
-        if name in given:
-            value = given[name]
-            return f"{name}={value:g}" if isinstance(value, float) else name
+def _steps(method: Method | None, kind: str = "") -> dict[str, Any]:
+    """The step sizes, x's first, without the factors of a server's step; or those of a kind, if any."""
+    if method is None:
+        return {}
+    given, words = step_sizes(method), documentation(type(method))
+    factors = described("server's step size", given, words)
+    named = described(f"{kind} step size", given, words) if kind else []
+    return {name: given[name] for name in named or given if name not in factors}
+
+
+def _step(method: Method | None, kind: str = "") -> str:
+    """The first of them, with its value."""
+    for name, value in _steps(method, kind).items():
+        return f"{name}={value:g}" if isinstance(value, float) else name
     return "the step size"
 
 
-def _more(over: float, run: Result) -> str:
-    return f"{_nice(max(run.ledger.rounds, 1) * max(math.log2(max(over, 2.0)), 1.0))}"
+def _slow(method: Method | None) -> str:
+    """What makes y follow x."""
+    named = [f"{name}={value:g}" for name, value in _steps(method).items() if isinstance(value, float)]
+    if len(named) < 2:
+        return "solve the lower level more accurately"
+    return f"raise {named[1]}, or lower {named[0]}"
 
 
-def _rounds(values: np.ndarray, excess: float, target: float, relative: float, run: Result) -> str:
+def _further(rounds: float, run: Result) -> str:
+    """More rounds, or another method if they would be too many."""
+    if rounds <= FAR * max(run.ledger.rounds, 1):
+        return f"Give about {_nice(rounds)} more rounds."
+    return (
+        f"At its pace it takes {_nice(rounds)} more rounds: take longer steps or another method, from "
+        'fs.recommend(problem, data, x0), or "auto".'
+    )
+
+
+def _more(over: float, run: Result) -> float:
+    return max(run.ledger.rounds, 1) * max(math.log2(max(over, 2.0)), 1.0)
+
+
+def _rounds(values: np.ndarray, excess: float, target: float, relative: float, run: Result) -> float:
     """The remaining rounds, by the rate of the second half."""
     half = values[len(values) // 2 :]
     best = values[-1] - excess
@@ -231,7 +259,7 @@ def _rounds(values: np.ndarray, excess: float, target: float, relative: float, r
     over = relative / target**2 if np.isfinite(relative) else 100.0
     if fall <= 0:
         return _more(10.0, run)
-    return _nice(run.ledger.rounds / 2 * math.log(max(over, 2.0)) / fall)
+    return run.ledger.rounds / 2 * math.log(max(over, 2.0)) / fall
 
 
 def _nice(number: float) -> str:

@@ -61,7 +61,7 @@ class SimFBO(Method[Bilevel, State]):
     """Simultaneous local steps of x, y and v, and server steps along the mean directions.
 
     Args:
-        gamma_x, gamma_y, gamma_v: the server's step sizes.
+        gamma_x, gamma_y, gamma_v: the step sizes of the server.
         eta_x, eta_y, eta_v: the local step sizes.
         tau: local steps: an integer, or one per client.
         radius: the radius r of the ball that contains v.

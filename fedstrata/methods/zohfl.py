@@ -107,7 +107,7 @@ class ZOHFL(Method[Hierarchical, State]):
     """A server's model x, by gradients and two-point estimates, and personal models y_i, by SGD.
 
     Args:
-        gamma: the server's step size γ_r: a number, or a schedule such as ``RootDecay(0.01)``.
+        gamma: the step size γ_r of the server: a number, or a schedule such as ``RootDecay(0.01)``.
         eta: the smoothing radius η.
         H: local steps per round: an integer, one per client (0: does not take part), or a function of the
             round that returns either, such as ``RootGrowth(20)``.

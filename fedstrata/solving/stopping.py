@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -38,10 +37,7 @@ class Diverged(FloatingPointError):
         from fedstrata.advice.fault import at_fault
 
         method = self.result.method
-        with suppress(Exception):  # the words on why a run diverged must not fail
-            if found := at_fault(self.result):
-                return found
-        return (
+        return at_fault(self.result) or (
             f"Lower the step size{steps_in_words(method)}: fs.plan(problem, data, x0, method="
             f"{type(method).__name__!r}) finds steps from measured constants."
         )
