@@ -96,6 +96,33 @@ def test_a_diverged_run_names_the_function_that_grew():
         fs.solve(problem, fs.SOBA(0.1, 0.3), data, -2.0, y0=0.0, rounds=300, progress=False)
 
 
+def test_steps_are_tried_where_f_curves_up():
+    """eˣ − 5x from −5, where its curvature is 0.007, to ln 5, where it is 5."""
+    data = fs.FederatedData.from_clients([{"a": np.full((2, 1), a)} for a in (4.0, 6.0)])
+    problem = fs.Minimization(lambda x, s: (jnp.exp(x) - s["a"] * x).sum())
+    found = fs.plan(problem, data, np.full(1, -5.0), method=fs.FedAvg)
+    assert "F may be more curved on the way" in found.reasons[-1]
+    result = fs.solve(problem, found.method, data, np.full(1, -5.0), rounds=found.rounds, progress=False)
+    np.testing.assert_allclose(result.x, np.log(5.0), rtol=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [-4.0, -2.0, 0.0])
+def test_steps_are_tried_where_f_is_not_convex(start):
+    """y(x) = 2/(1 + eˣ) should be ½, so that x* = ln 3. The start's curvature allows steps that diverge."""
+    data = fs.FederatedData.from_clients([{"a": np.full(2, a)} for a in (1.0, 3.0)])
+    problem = fs.Bilevel(
+        lambda x, y, s: ((y - 0.5) ** 2).sum() / 2,
+        lambda x, y, s: ((y - s["a"]) ** 2 + jnp.exp(x) * y**2).sum() / 2,
+        same_samples=True,
+    )
+    x0, y0 = np.full(1, start), np.zeros(1)
+    found = fs.plan(problem, data, x0, y0, method=fs.SOBA)
+    result = fs.solve(problem, found.method, data, x0, y0=y0, rounds=found.rounds, progress=False)
+    np.testing.assert_allclose(result.x, np.log(3.0), rtol=2e-2)
+    assert result.certificate.solved
+
+
 @pytest.mark.slow
 def test_a_plan_says_what_its_rounds_cost():
     game = fs.quadratic_bilevel(clients=3, n=2, p=3)

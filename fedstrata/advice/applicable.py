@@ -94,7 +94,7 @@ def applicable(problem: Problem) -> Fits:
         raise TypeError(
             f"applicable takes a problem object such as fs.Bilevel(upper, lower), not {problem!r}."
         )
-    found = {name: _fit(cls, problem, "") for name, cls in METHODS.items() if cls.fits(problem)}
+    found = fitting(problem)
     for convert in (as_bilevel, as_multisequence):
         try:
             converted = convert(problem)
@@ -106,6 +106,12 @@ def applicable(problem: Problem) -> Fits:
     from fedstrata.advice.recommend import typical_order  # which imports this module
 
     return Fits(typical_order(problem, [found[name] for name in sorted(found, key=str.lower)]))
+
+
+def fitting(problem: Problem) -> dict[str, Fit]:
+    """The methods that fit without a conversion, by name."""
+    names = sorted((name for name, cls in METHODS.items() if cls.fits(problem)), key=str.lower)
+    return {name: _fit(METHODS[name], problem, "") for name in names}
 
 
 def _fit(cls: type[Method], problem: Problem, via: str) -> Fit:

@@ -29,7 +29,7 @@ from jax.flatten_util import ravel_pytree
 from fedstrata.advice.applicable import Fit
 from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
-from fedstrata.advice.costs import KINDS, amounts, checked, one_round
+from fedstrata.advice.costs import KINDS, amounts, checked, cost_of, one_round
 from fedstrata.advice.objectives import OutOfTime
 from fedstrata.advice.plan import FEWEST, MARGIN, TARGET
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
@@ -39,7 +39,7 @@ from fedstrata.core.method import Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
-from fedstrata.problems.measured import Conditions, Constants, NoRule
+from fedstrata.problems.measured import Conditions, NoRule
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.loop import solve
 from fedstrata.solving.result import BOOKKEEPING, Result
@@ -84,22 +84,10 @@ class Belief:
 
     def of(self, at: Conditions) -> Conditions:
         """The corrected constants."""
-        levels = dict(at.constants.levels)
-        for name, its in levels.items():
-            factor = self.lower if name in ("lower", "client", "follower") else self.upper
-            levels[name] = replace(
-                its,
-                L=its.L * factor,
-                client_L=its.client_L * factor,
-                reach=its.reach / factor,
-                kink=KINK if self.kinked else its.kink,
-            )
-        through = at.constants.through
-        changed = replace(
-            at.constants,
-            levels=levels,
-            through=None if through is None else through * self.upper,
-        )
+        changed = at.constants.curved(self.upper, self.lower)
+        if self.kinked:
+            levels = {name: replace(its, kink=KINK) for name, its in changed.levels.items()}
+            changed = replace(changed, levels=levels)
         return replace(at, constants=changed, rounds=self.horizon, slower=self.upper)
 
     def shorter(self) -> Belief:
@@ -431,11 +419,6 @@ def beside(x: PyTree) -> PyTree:
     away = np.random.default_rng(0).normal(size=flat.size)
     size = float(np.abs(flat).max(initial=0.0)) or 1.0
     return unravel(flat + jnp.asarray(DISTURBED * size * away, flat.dtype))
-
-
-def cost_of(found: Constants) -> Ledger:
-    """The cost of measuring, as a ledger."""
-    return Ledger.from_dict({"exchanges": found.exchanges, **found.oracle_calls})
 
 
 def _joined(results: list[Result]) -> dict[str, np.ndarray]:

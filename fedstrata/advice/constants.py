@@ -21,6 +21,7 @@ is taken over those with the largest ‖(∇²f_i − ∇²f) v‖ for a random 
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -67,6 +68,8 @@ SMALL = 1e-3
 ROUNDED = 1e-14  # relative to a value: a smaller decrease is rounding
 PASSES = 1_000  # forward passes over all samples that cost about as much as the measurements of a function
 FEWER = 4  # the stride in `DOWN` for slow functions
+SEEN = 1e-6  # relative to a value: a smaller decrease shows no curvature
+MOSTLY = 0.9  # the part of the decrease along −∇f up to which its curvature is followed
 
 
 class Measurand(NamedTuple):
@@ -264,6 +267,7 @@ class _Meter:
             rounding=self.epsilon * abs(value),
             reach=reach,
             unsure=missed(size, common_steps),
+            growth=_growth(value, float(np.linalg.norm(slope)), float(found.unit) * DOWN, found.down),
         )
 
     def confined(self, reach: float, x: PyTree, slope: np.ndarray) -> float:
@@ -312,7 +316,7 @@ class _Meter:
         size = float(np.linalg.norm(slope))
         unit = _unit(size, high, float(np.linalg.norm(flat)))
         down = slope / size if size > 0 else slope
-        values = np.array([at(flat - t * unit * down)[0] for t in DOWN[::FEWER]])
+        values = _walk(lambda t: at(flat - t * unit * down)[0], DOWN[::FEWER])
         kink = 0.0
         if isinstance(self.case.problem, Composition) or self.case.problem.without_derivatives:
             lines, widths = map(np.asarray, _short_lines(jnp.asarray(flat)))
@@ -324,7 +328,10 @@ class _Meter:
         if reach >= unit * DOWN[-1]:
             reach = self.confined(reach, objective.x, slope)
         unsure = missed(flat.size, steps)
-        found = Measured(high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach, unsure)
+        growth = _growth(value, size, unit * DOWN[::FEWER], values)
+        found = Measured(
+            high, low, none, none, size, 0.0, 0.0, 0.0, kink, value, rounding, reach, unsure, growth
+        )
         return found, through
 
     def jacobian(self, problem: MultiSequence) -> np.ndarray | None:
@@ -638,6 +645,41 @@ def _least(now: float, values: np.ndarray, unit: float, size: float, steps: np.n
     if not now - finite.min() > ROUNDED * abs(now):
         return SMALL * (size or 1.0)
     return float(unit * steps[int(np.argmin(finite))])
+
+
+def _walk(f: Callable[[float], float], steps: np.ndarray) -> np.ndarray:
+    """Values from the middle of the steps in the direction of descent, to the first rise; infinite elsewhere.
+
+    The least value next to a step by the curvature counts, and each may take a solved lower level.
+    """
+    values, middle = np.full(len(steps), np.inf), len(steps) // 2
+
+    def look(k: int) -> None:
+        found = f(steps[k])
+        values[k] = found if math.isfinite(found) else math.inf
+
+    for k in (middle - 1, middle, middle + 1):
+        look(k)
+    on = 1 if values[middle] <= min(values[middle - 1], sys.float_info.max) else -1
+    k = middle + on
+    while 0 < k < len(steps) - 1 and values[k] <= values[k - on]:
+        k += on
+        look(k)
+    return values
+
+
+def _growth(now: float, slope: float, steps: np.ndarray, values: np.ndarray) -> float:
+    """The curvature up to the first step with most of the decrease, relative to that up to the step before.
+
+    With exact values it is one for a parabola, f(t) = f(0) − slope t + ½ curvature t².
+    """
+    falls = now - np.where(np.isfinite(values), values, np.inf)
+    last = int(np.argmax(falls >= MOSTLY * falls.max()))
+    if last == 0 or not falls.max() > SEEN * abs(now):
+        return 1.0
+    last += not np.isfinite(falls[last - 1])  # where a walk began
+    before, up_to = ((slope * steps[k] - falls[k]) / steps[k] ** 2 for k in (last - 1, last))
+    return float(up_to / before) if before > 0 else math.inf if up_to > before else 1.0
 
 
 def _lanczos_on_host(

@@ -12,6 +12,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree
 from fedstrata.data.federated import FederatedData
+from fedstrata.problems.measured import Constants
 from fedstrata.solving.loop import solve
 from fedstrata.solving.result import Result
 from fedstrata.solving.stopping import Diverged
@@ -31,11 +32,16 @@ def amounts(ledger: Ledger, seconds: float = 0.0) -> dict[str, float]:
     }
 
 
+def cost_of(found: Constants) -> Ledger:
+    """The cost of measuring, as a ledger."""
+    return Ledger.from_dict({"exchanges": found.exchanges, **found.oracle_calls})
+
+
 def one_round(
     problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
 ) -> Ledger:
     """The cost of one round, from runs of one and of two rounds; a longer run reuses their program."""
-    one, two = (vars(_quiet(problem, method, data, x0, y0, k, options).ledger) for k in (1, 2))
+    one, two = (vars(quiet(problem, method, data, x0, y0, k, **options).ledger) for k in (1, 2))
     return Ledger(**{name: two[name] - count for name, count in one.items() if isinstance(count, int)})
 
 
@@ -43,20 +49,21 @@ def round_takes(
     problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
 ) -> dict[str, float]:
     """The cost of one round, by kind; zero for no rounds."""
-    run = _quiet(problem, method, data, x0, y0, TIMED, options)
+    run = quiet(problem, method, data, x0, y0, TIMED, **options)
     seconds = max(run.seconds - run.compiling, 1e-6) / TIMED
     each = amounts(one_round(problem, method, data, x0, y0, **options), seconds)
     return {kind: float(amount) or 1.0 for kind, amount in each.items()}
 
 
-def _quiet(
-    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, rounds: int, options: Any
+def quiet(
+    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, rounds: int, **options: Any
 ) -> Result:
-    quiet: dict[str, Any] = {"progress": False, "default_metrics": False, "certify": False}
+    """A run that is neither shown nor judged."""
+    silent: dict[str, Any] = {"progress": False, "default_metrics": False, "certify": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return solve(problem, method, data, x0, y0=y0, rounds=rounds, **quiet, **options)
+            return solve(problem, method, data, x0, y0=y0, rounds=rounds, **(silent | options))
         except Diverged as diverged:
             return diverged.result
 

@@ -1,7 +1,8 @@
 """Plans: a method with step sizes, and the expected cost of a run, from measured constants.
 
 `fedstrata.plan` measures the problem at its start, takes the given method or the first of
-`fedstrata.recommend`, and gets its step sizes from `Method.practical`. The result is an ordinary method.
+`fedstrata.recommend`, and gets its step sizes from `Method.practical`. The result is an ordinary method. If
+the constants of the start do not suffice, its steps are tried (`fedstrata.advice.trial`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedstrata.advice.applicable import applicable
+from fedstrata.advice.applicable import applicable, fitting
 from fedstrata.advice.costs import one_round
 from fedstrata.advice.recommend import HORIZON, Advice, advice, conditions, expected, ranked, start
 from fedstrata.advice.theorems import Theory, theory
+from fedstrata.advice.trial import tried, varies
 from fedstrata.core.counting import Ledger
 from fedstrata.core.method import METHODS, Method, Reveals
 from fedstrata.core.problem import Problem
@@ -133,21 +135,26 @@ def plan(
     at = conditions(
         problem, data, x0, y0, participation=participation, weights=weights, rounds=rounds or HORIZON
     )
-    its = chosen(at, method, reveals)
-    assert its.practical is not None
-    found = its.practical
-    needed = expected(found.rate, MARGIN * target)
-    if rounds is None and found.fades is False and math.isfinite(needed):
-        number = int(min(max(math.ceil(needed), FEWEST), MOST))
-    else:
-        number = rounds or HORIZON
     x, y = start(problem, data, x0, y0)
     options = {"participation": participation, "weights": weights}
+    its = chosen(at, method, reveals)
+    assert its.practical is not None
+    found, ran = its.practical, 0
+    at, uncertain = varies(at, data, x, y, weights)
+    if uncertain:
+        at, its, ran, rate, reasons = tried(at, its, data, x, y, options)
+        assert its.practical is not None
+        found = its.practical._replace(rate=rate, reasons=(*its.practical.reasons, *reasons))
+    needed = expected(found.rate, MARGIN * target)
+    if rounds is None and found.fades is False and math.isfinite(needed):
+        number = int(min(max(ran + math.ceil(needed), FEWEST), MOST))
+    else:
+        number = rounds or HORIZON
     seconds = time.perf_counter() - began
     known = math.isfinite(needed) and not found.fades
     return Plan(
-        found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y, options,
-        theory(type(found.method), at, target),
+        found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y,
+        options, theory(type(found.method), at, target),
     )  # fmt: skip
 
 
@@ -162,10 +169,10 @@ def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals =
     name = method if isinstance(method, str) else method.__name__
     if name not in METHODS:
         raise ValueError(f"Unknown method {name!r}{suggest(name, sorted(METHODS))}")
-    fits = applicable(at.problem)
-    if name not in fits.names or fits[name].via:
-        fitting = ", ".join(fit.name for fit in fits if not fit.via)
-        raise ValueError(f"{name} does not fit this {type(at.problem).__name__}. These do: {fitting}.")
+    fits = fitting(at.problem)
+    if name not in fits:
+        these = ", ".join(fit.name for fit in applicable(at.problem) if not fit.via)
+        raise ValueError(f"{name} does not fit this {type(at.problem).__name__}. These do: {these}.")
     its = advice(fits[name], at)
     if its.practical is None:
         raise NoRule(f"{name}: {' '.join(its.reasons)}")

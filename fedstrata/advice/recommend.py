@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedstrata.advice.applicable import Fit, applicable
+from fedstrata.advice.applicable import Fit, fitting
 from fedstrata.advice.constants import constants
 from fedstrata.advice.league import Record, record
 from fedstrata.core import tree
@@ -153,8 +153,7 @@ def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tupl
 
 def ranked(at: Conditions, reveals: Reveals = "replies") -> list[Advice]:
     """All methods for a measured problem, best first."""
-    fits = [fit for fit in applicable(at.problem) if not fit.via]
-    return sorted((advice(fit, at, reveals) for fit in fits), key=_order)
+    return sorted((advice(fit, at, reveals) for fit in fitting(at.problem).values()), key=_order)
 
 
 def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:

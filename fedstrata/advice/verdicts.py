@@ -113,6 +113,8 @@ def _of_trace(
     if to_and_fro and spread > SPREAD * excess:
         return "oscillating", f"Divide {_step(method)} by 2."
     own = None if method is None else method.bias()
+    if lag > (target if name is None and own is None else BEHIND) and (slow := _slow(method)):
+        return "on its way", f"y is {lag:.0%} of its length from the lower level's solution: {slow}."
     if own is not None:
         return "biased by drift", own
     if name is not None:
@@ -122,8 +124,6 @@ def _of_trace(
         )
     if method is not None and method.scheduled(0):
         return "on its way", "Its steps become short too early: let them fall more slowly."
-    if lag > BEHIND:
-        return "on its way", f"y is {lag:.0%} of its length from the lower level's solution: {_slow(method)}."
     return "biased by drift", (
         "It has stopped elsewhere, so that further rounds do not help: its steps, or its channel, are "
         "biased. Take a smaller smoothing radius, solve inner problems more accurately, clip less, or take "
@@ -230,11 +230,9 @@ def _step(method: Method | None, kind: str = "") -> str:
 
 
 def _slow(method: Method | None) -> str:
-    """What makes y follow x."""
+    """The steps to change so that y follows x; empty if y has none."""
     named = [f"{name}={value:g}" for name, value in _steps(method).items() if isinstance(value, float)]
-    if len(named) < 2:
-        return "solve the lower level more accurately"
-    return f"raise {named[1]}, or lower {named[0]}"
+    return f"raise {named[1]}, or lower {named[0]}" if len(named) > 1 else ""
 
 
 def _further(rounds: float, run: Result) -> str:

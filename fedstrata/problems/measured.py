@@ -7,7 +7,7 @@ rule is one class method in the method's own file, beside `from_theory`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,10 @@ from fedstrata.core.method import NoRule as NoRule
 
 KINK = 0.25  # f has kinks if a larger part of the slope's change is within one of 64 intervals
 WELL = 1e-12  # a μ below this fraction of L counts as zero
+HOLLOW = 1e-3  # relative to L: a μ as far below zero means that f is not convex
+NEARLY = 1e-2  # of a decrease: a smaller excess, by ‖∇f‖²/2μ, counts as none
+GROWN = 0.1  # a relative growth of curvature along the gradient that counts
+LOWER = ("lower", "client", "follower")  # the levels of y
 BEYOND = 2.0  # the longest step, relative to the distance of the least value along the gradient
 
 
@@ -37,6 +41,8 @@ class Measured:
         reach: the distance along the negative gradient at which f is smallest.
         unsure: the error of L and μ as a fraction of L − μ, with a probability of 95 %; 0 if the products are
             as many as the variables.
+        growth: how much the curvature grows along the negative gradient, up to most of its decrease; 1 for a
+            parabola.
     """
 
     L: float
@@ -52,6 +58,7 @@ class Measured:
     rounding: float
     reach: float = math.nan
     unsure: float = 0.0
+    growth: float = 1.0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -80,6 +87,30 @@ class Measured:
         if not 0 < bend < math.inf:
             raise NoRule("the function has zero curvature at the start, so its step size cannot be chosen")
         return 1 / bend
+
+    @property
+    def varies(self) -> bool:
+        """Whether f is more curved on the way than at the start: it is not convex, or curves up."""
+        return not self.kinked and (self.mu < -HOLLOW * self.L or self.growth > 1 + GROWN)
+
+    def curved(self, factor: float) -> Measured:
+        """The same function with curvatures that are larger by a factor."""
+        return replace(self, L=self.L * factor, client_L=self.client_L * factor, reach=self.reach / factor)
+
+    def nearly_least(self, there: Measured) -> bool:
+        """Whether f is nearly as small as possible there, compared with its decrease on the way."""
+        return there.gradient**2 <= NEARLY * 2 * there.mu * (self.value - there.value)
+
+    def or_worse(self, there: Measured) -> Measured:
+        """The larger curvatures of this point and of one that was reached from it."""
+        return replace(
+            self,
+            L=max(self.L, there.L, -there.mu),
+            mu=min(self.mu, there.mu),
+            client_L=np.maximum(self.client_L, there.client_L),
+            client_mu=np.minimum(self.client_mu, there.client_mu),
+            curvature_heterogeneity=max(self.curvature_heterogeneity, there.curvature_heterogeneity),
+        )
 
     @property
     def condition(self) -> float:
@@ -113,6 +144,26 @@ class Constants:
     jacobian: np.ndarray | None = None
     slope_y: float | None = None
     least_coupling: float | None = None
+
+    def curved(self, upper: float, lower: float) -> Constants:
+        """The same problem with curvatures of F, and of lower levels, that are larger by factors."""
+        factors = {name: lower if name in LOWER else upper for name in self.levels}
+        levels = {name: its.curved(factors[name]) for name, its in self.levels.items()}
+        return replace(self, levels=levels, through=None if self.through is None else self.through * upper)
+
+    def or_worse(self, there: Constants) -> Constants:
+        """The larger curvatures of this point and of one that was reached from it.
+
+        x's speed depends on F's curvature through y and on the lower level's μ: both are those of the point
+        where they allow less.
+        """
+        levels = {name: its.or_worse(there.levels.get(name, its)) for name, its in self.levels.items()}
+        its, other, through = self.levels.get("lower"), there.levels.get("lower"), self.through
+        if its is not None and other is not None and through is not None and there.through is not None:
+            less = there.through * its.mu > through * other.mu
+            through, mu = (there.through, other.mu) if less else (through, its.mu)
+            levels["lower"] = replace(levels["lower"], mu=mu)
+        return replace(self, levels=levels, through=through)
 
     def __repr__(self) -> str:
         lines = [

@@ -82,8 +82,17 @@ def downhill(at: Conditions, its: Measured) -> Any:
 
 
 def undrifted(at: Conditions, its: Measured, step: float) -> int:
-    """The number of local steps with a bias of drift below ``BIAS`` times the reach."""
-    if at.slower > 1 or not at.problem.set_of_x.trivial or not its.mu > WELL * its.L or not its.reach > 0:
+    """The number of local steps with a bias of drift below ``BIAS`` times the reach.
+
+    One, if curvature varies: then clients with the same Hessian at a point drift apart, too.
+    """
+    if (
+        at.slower > 1
+        or its.varies
+        or not at.problem.set_of_x.trivial
+        or not its.mu > WELL * its.L
+        or not its.reach > 0
+    ):
         return 1
     unlike = its.curvature_heterogeneity
     pull = step * unlike * (its.heterogeneity / its.reach + unlike)
