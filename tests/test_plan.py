@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,20 @@ def test_a_plan_solves_a_ridge_regression(participation):
     )
     assert found.known
     np.testing.assert_allclose(result.x, best, atol=1e-2 * np.linalg.norm(best))
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_plan_that_its_lines_make():
+    page = (Path(__file__).parents[1] / "docs" / "plan.md").read_text("utf-8")
+    problem, data, _, _ = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    found = fs.plan(problem, data, np.zeros(2), np.zeros(3))
+    (alpha, beta), (rounds,), counts = (
+        [float(number) for number in re.search(shown, page).groups()]
+        for shown in (r"SOBA\(alpha=(.+), beta=(.+)\)", r"the same, (\d+) rounds", r"# (\d+), (\d+), (\d+)\n")
+    )
+    assert isinstance(found.method, fs.SOBA)
+    assert (alpha, beta) == pytest.approx((found.method.alpha, found.method.beta), rel=1e-3)
+    assert [rounds, *counts] == [found.rounds, found.exchanges, found.bytes, found.oracle_calls]
 
 
 def test_gradient_descent_keeps_what_its_theorem_promises():
