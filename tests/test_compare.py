@@ -60,6 +60,15 @@ def test_noise_is_paired_and_methods_are_planned():
     assert pairs["planned", "small"].runs == 1
 
 
+def test_every_split_has_its_own_best_value():
+    """The excess of gradient descent on one parabola or another, far from its end."""
+    other = fs.FederatedData.from_clients([{"a": np.array([[9.0], [5.0]])}, {"a": np.full((2, 1), 4.0)}])
+    methods = {"long": fs.FedAvg(0.3), "short": fs.FedAvg(0.1)}
+    found = fs.compare(PROBLEM, methods, [DATA, other], np.zeros(1), budget=3, seeds=2, progress=False)
+    ends = [entry.excess[-1] for entry in found.entries]
+    np.testing.assert_allclose(ends, [0.7**6] * 2 + [0.9**6] * 2, rtol=1e-4)
+
+
 def test_a_method_that_diverges_is_behind_the_others():
     methods = {"planned": fs.FedAvg, "wild": fs.FedAvg(1e6)}
     found = fs.compare(PROBLEM, methods, DATA, np.zeros(1), budget=25, seeds=2, progress=False)

@@ -281,7 +281,7 @@ def compare(
             rounds = max(1, int(amount / takes[kind]))
             chosen[name][label] = method
             raw.append((name, takes, _traced(case, method, rounds, drawn, options, by, progress)))
-        entries += _relative(label, raw, by)
+        entries += _relative(label, raw, by, shared=len(case.datasets) == 1)
     entries.sort(key=lambda entry: list(named).index(entry.method))
     ends = [Played(entry.method, entry.case, entry.seed, float(entry.excess[-1])) for entry in entries]
     return Comparison(entries, chosen, kind, amount, target, pairs_of(ends, list(named)))
@@ -345,7 +345,6 @@ class _Traced(NamedTuple):
     rounds: np.ndarray
     values: list[np.ndarray]  # F, of every seed
     starts: list[float]
-    best: float
     results: list[Result]
 
 
@@ -382,13 +381,7 @@ def _traced(
         diverged = result.status == "diverged"
         known.setdefault(rounds, math.inf if diverged else scores[id(per_seed[lane])](result.x, result.y))
         values.append(np.array([known.get(int(r), math.inf) for r in at]))
-    best = min(float(curve.min()) for curve in values)
-    last = min(range(len(results)), key=lambda lane: values[lane][-1])
-    if by == "certificate" and values[last][-1] <= values[last][0]:  # far above it, F − excess is rounding
-        found = certify(results[last]) if shared else None
-        if found is not None and math.isfinite(found.value):
-            best = min(best, found.objective - found.interval[0])
-    return _Traced(at, values, [float(curve[0]) for curve in values], best, results)
+    return _Traced(at, values, [float(curve[0]) for curve in values], results)
 
 
 def output_of(method: Method, state: Any) -> tuple[PyTree, PyTree]:
@@ -399,13 +392,35 @@ def output_of(method: Method, state: Any) -> tuple[PyTree, PyTree]:
         return state.x, None
 
 
-def _relative(case: str, raw: list[tuple[str, dict[str, float], _Traced]], by: By) -> Iterable[Entry]:
-    least = min(traced.best for _, _, traced in raw)
+def _relative(
+    case: str, raw: list[tuple[str, dict[str, float], _Traced]], by: By, shared: bool
+) -> Iterable[Entry]:
+    lanes = [
+        [(traced.values[lane], traced.results[lane]) for _, _, traced in raw]
+        for lane in range(len(raw[0][2].results))
+    ]
+    if shared:  # all seeds have one F
+        least = [_least([run for runs in lanes for run in runs], by)] * len(lanes)
+    else:
+        least = [_least(runs, by) for runs in lanes]
     for name, takes, traced in raw:
-        for curve, start, result in zip(traced.values, traced.starts, traced.results, strict=True):
-            way = start - least if start > least else 1.0
-            excess = np.maximum((curve - least) / way, 0.0)
+        for best, curve, start, result in zip(
+            least, traced.values, traced.starts, traced.results, strict=True
+        ):
+            way = start - best if start > best else 1.0
+            excess = np.maximum((curve - best) / way, 0.0)
             yield Entry(case, name, int(result.seed or 0), traced.rounds, excess, takes, result)
+
+
+def _least(runs: Sequence[tuple[np.ndarray, Result]], by: By) -> float:
+    """The least known F: of some runs on the same samples, and beside the end of the best of them."""
+    least = min(float(curve.min()) for curve, _ in runs)
+    curve, result = min(runs, key=lambda run: run[0][-1])
+    if by == "certificate" and curve[-1] <= curve[0]:  # far above its start, F − excess is rounding
+        found = certify(result)
+        if math.isfinite(found.value):
+            least = min(least, found.objective - found.interval[0])
+    return least
 
 
 def pairs_of(played: Sequence[Played], names: Sequence[str]) -> list[Pair]:
