@@ -33,21 +33,26 @@ def federation(tmp_path):
     return tmp_path
 
 
-def test_nodes_become_sites_for_the_length_of_a_run(federation):
+@pytest.mark.parametrize(("messages", "rounds"), [(False, 200), (True, 2)])
+def test_nodes_become_sites_for_the_length_of_a_run(messages, rounds, federation):
+    """They dial our own server or, where Flower's port is the only one, each message is a process there."""
     from fedstrata.lab.experiments.flower import write_app
 
+    for party in ("server", *SITES):
+        text = EXPERIMENT.replace('{"rounds": 200}', f'{{"rounds": {rounds}}}')
+        (federation / party / "faults.py").write_text(text)
     out = federation / "out"
     write_app(federation / "app", federation / "server", out)
     nodes = [f'kit="{federation / name}" site="{name}"' for name in SITES]
     (federation / "logs").mkdir()
     with System(federation / "logs", nodes, environment()) as system:
         began = time.monotonic()
-        system.run(federation / "app")
+        system.run(federation / "app", "--run-config", f"messages={str(messages).lower()}")
         while not (out / "manifest.json").exists() and not (out / "report.html").exists():
-            assert time.monotonic() < began + 300, system.logs()[-3000:]
+            assert time.monotonic() < began + 480, system.logs()[-3000:]
             time.sleep(0.5)
         print(f"{time.monotonic() - began:.0f} s from `flwr run` to the report")
-        found, wanted = history(out)[-1], simulated()
+        found, wanted = history(out)[-1], simulated(rounds=rounds)
         for name in ("x0", "x1", "x2"):
             assert abs(found[name] - wanted[name]) < 1e-5
         assert (found["gradients"], found["up"]) == (wanted["gradients"], wanted["up"])
