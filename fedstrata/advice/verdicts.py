@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fedstrata.advice.certify import Judgement
 
 FEW = 8  # evaluations of the shortest history that is interpreted
+LOST = 0.5  # a relative distance of y from its solution that drift does not explain
 BEHIND = 0.1  # the largest relative distance of clients' own models from their optima
 PART = 0.1  # the least change that counts, as a fraction of the excess or of the gain so far
 SURE = 2.5  # standard errors
@@ -113,7 +114,7 @@ def _of_trace(
     if to_and_fro and spread > SPREAD * excess:
         return "oscillating", f"Divide {_step(method)} by 2."
     own = None if method is None else method.bias()
-    if lag > (target if name is None and own is None else BEHIND) and (slow := _slow(method)):
+    if lag > (target if name is None and own is None else LOST) and (slow := _slow(method)):
         return "on its way", f"y is {lag:.0%} of its length from the lower level's solution: {slow}."
     if own is not None:
         return "biased by drift", own
