@@ -33,8 +33,10 @@ BELOW = {
     },
 }
 BELOW["lab"] = set(BELOW)
-# What is only needed when it is asked for: a result draws itself and predicts, `fs.data.digits` loads data.
+# What is only needed when it is asked for: a result draws itself and predicts, `fs.data.digits` loads data,
+# an MPEC's metric finds equilibria.
 WHEN_ASKED = {("solving", x) for x in ("advice", "lab", "models")} | {("advice", "lab"), ("data", "lab")}
+WHEN_ASKED |= {("problems", "estimators")}
 # What an engine shows to `solving`: the class that all of them are, the sweep, what a run is and sends,
 # metrics.
 INTERFACE = {"batched", "engine", "identity", "metrics", "outline"}

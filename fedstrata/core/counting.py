@@ -143,18 +143,16 @@ def repeat(times: Integer, body: Body, carry: PyTree, until: Until | None = None
     The loop ends before a turn at which ``until(carry)`` holds.
     """
     body = turning.get()(body)
+    eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    if eager and not is_traced(times):  # phases see values, and each turn may count another number
+        turn = 0
+        while turn < times and not (until is not None and until(carry)):
+            carry = body(jnp.int32(turn), carry)
+            turn += 1
+        return carry
     if until is None and not is_traced(times):
         return _scan(lambda carry, t: body(t, carry), carry, jnp.arange(max(int(times), 0)))
     step = counted(lambda carry, t: body(t, carry))
-
-    if until is not None and jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # phases see values
-        turn = 0
-        while turn < times and not until(carry):
-            carry, tally = step(carry, jnp.int32(turn))
-            book(tally)
-            turn += 1
-        return carry
-
     # A while loop must know its carry beforehand: which factors there are.
     (_, shapes), again = traced(step, carry, jnp.zeros((), jnp.int32))
 
@@ -228,7 +226,8 @@ def loop(
         key_k = fold(k) if key_k is None else key_k
         return step(carry, key_k, k) if indexed else step(carry, key_k)
 
-    if is_traced(times) or not 0 < times <= AT_ONCE:
+    eager = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    if eager or is_traced(times) or not 0 < times <= AT_ONCE:
         return repeat(times, body, carry)
     numbers = jnp.arange(int(times))  # all keys in one pass: at each step of a GPU they were a kernel more
     body = turning.get()(body)

@@ -27,6 +27,7 @@ from fedstrata.problems.prox import Regularizer
 from fedstrata.problems.terms import known, per_sample
 from fedstrata.support.shown import shapes
 
+MOST_STEPS = 1_000  # of the solver in an MPEC's metric
 NOTHING = 0.01  # added to ‖y‖, because an error relative to a solution near 0 is meaningless
 
 
@@ -143,8 +144,8 @@ class MPEC(Problem):
         project_y: the projection onto the set of y, ``project_y(y)``, ``project_y(y, x)`` or
             ``project_y(y, x, sample)``.
         solution: ``solution(x, sample)`` returns y(x, ξ), if it is known or another program computes it. The
-            default metric, the leader's loss at equilibrium, needs it; without it the problem has no default
-            metric, because every sample's variational inequality would have to be solved.
+            default metric, the leader's loss at equilibrium, uses it; without it every evaluation solves the
+            inequality of every sample by at most 1,000 extragradient steps.
         frozen: arrays that are held constant, see `fedstrata.with_frozen`.
 
     >>> import fedstrata as fs
@@ -184,10 +185,35 @@ class MPEC(Problem):
                 )
 
     def measure(self, mean: Mean, x: PyTree, y: PyTree) -> dict[str, Any]:
+        """The leader's loss at equilibrium: by ``solution``, or from the clients' responses ``y``.
+
+        Without a solution also "unsolved", the part of the samples whose equilibrium was not found, for which
+        the client's response counts; and nothing if only a black box finds it, as that may be slow.
+        """
         solution = self.solution
-        if solution is None:
+        if solution is not None:
+            return {"leader": mean(lambda x, sample: self.leader(x, solution(x, sample), sample), x)}
+        if "follower" in self.without_derivatives:
             return {}
-        return {"leader": mean(lambda x, sample: self.leader(x, solution(x, sample), sample), x)}
+        found: dict[str, Any] = mean(self._at_equilibrium, x, each=y)
+        return found
+
+    def _at_equilibrium(self, x: PyTree, start: PyTree, sample: PyTree) -> dict[str, jax.Array]:
+        from fedstrata.estimators import vi
+
+        def like(y: PyTree) -> PyTree:  # samples may be in double precision
+            return jax.tree.map(lambda new, old: jnp.asarray(new, old.dtype), y, start)
+
+        with jax.disable_jit(False):  # where rounds are not compiled, a thousand steps are
+            found = vi.extragradient(
+                lambda y: like(self.follower(x, y, sample)),
+                lambda y: like(self.project_y(y, x, sample)),
+                start,
+                max_steps=MOST_STEPS,
+            )
+        solved = found.steps < MOST_STEPS
+        y = jax.tree.map(lambda new, old: jnp.where(solved, new, old), found.y, start)
+        return {"leader": self.leader(x, y, sample), "unsolved": 1.0 - solved}
 
     def check(self, x: PyTree, y: PyTree, sample: PyTree, valid_sample: PyTree) -> None:
         super().check(x, y, sample, valid_sample)

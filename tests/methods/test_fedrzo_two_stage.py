@@ -126,6 +126,31 @@ def test_every_solver(game, lower):
     np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
 
 
+@pytest.mark.parametrize("engine", ["simulated", pytest.param("debug", marks=pytest.mark.slow)])
+def test_without_a_solution_the_metric_solves_every_sample(game, engine):
+    """And the steps of a solver, which differ from turn to turn, are counted in every engine."""
+    known = game.problem
+    unknown = fs.MPEC(known.leader, known.follower, known.project_x, known.project_y)
+    runs = [
+        fs.solve(
+            problem, fs.FedRZOTwoStage(0.1, 0.1, H=2), game.data, np.array(0.1), y0=np.zeros(10), rounds=2,
+            engine=its, progress=False, certify=False,
+        )
+        for problem, its in ((known, "simulated"), (unknown, engine))
+    ]  # fmt: skip
+    np.testing.assert_allclose(runs[1].history["leader"], runs[0].history["leader"], rtol=1e-5)
+    assert runs[1].ledger == runs[0].ledger
+
+
+def test_the_metric_says_where_equilibria_are_not_found():
+    problem = fs.MPEC(lambda x, y, s: y @ y, lambda x, y, s: jnp.ones(2))
+
+    def mean(function, x, each):
+        return function(x, each, {"a": 1.0})
+
+    assert problem.measure(mean, jnp.ones(2), jnp.full(2, 0.5)) == {"leader": 0.5, "unsolved": 1.0}
+
+
 @inside
 @pytest.mark.slow
 def test_own_solver_and_samples(game):
