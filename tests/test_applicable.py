@@ -82,4 +82,6 @@ def test_what_is_revealed_depends_on_the_problem():
     assert kl["FedMSA"].reveals == "replies"
     assert chi2["FastDRO"].reveals == "replies"
     assert kl["FedDRO"].assumes == "smooth levels"
-    assert "kink" in fs.applicable(fs.dro.cvar(loss, 0.1))["FedDRO"].assumes
+    cvar = fs.applicable(fs.dro.cvar(loss, 0.1))
+    assert "kink" in cvar["FedDRO"].assumes
+    assert cvar.names.index("CompositionalFedAvg") > cvar.names.index("FedNest")  # it is for comparison

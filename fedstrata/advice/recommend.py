@@ -138,8 +138,15 @@ def conditions(
     x, y = start(problem, data, x0, y0)
     participants = expected_participants(participation, data.clients)
     measured = constants(problem, data, x, y, weights=weights)
-    sizes = {"dimension": tree.dimension(x), "dimension_y": tree.dimension(y)}
-    return Conditions(problem, measured, data.clients, participants, rounds=rounds, **sizes)
+    return Conditions(
+        problem,
+        measured,
+        data.clients,
+        participants,
+        tree.dimension(x),
+        rounds,
+        dimension_y=tree.dimension(y),
+    )
 
 
 def start(problem: Problem, data: FederatedData, x0: PyTree, y0: PyTree) -> tuple[PyTree, PyTree]:
@@ -168,10 +175,13 @@ def typical_order(problem: Problem, fits: Sequence[Fit]) -> list[Fit]:
     return sorted(own, key=lambda fit: _order(advice(fit, at))) + [fit for fit in fits if fit.via]
 
 
-def _order(its: Advice) -> tuple[bool, bool, float, float, bool, int]:
+def _order(its: Advice) -> tuple[bool, bool, bool, float, float, bool, int]:
+    # without a rule nothing has chosen the options for which a method's limit is exact
+    biased = its.method is None and its.fit.method.bias is not Method.bias
     paced = its.practical is None or not its.practical.fades
     proven = 0.0 if its.record is None or math.isfinite(its.exchanges) else its.record.within_twice
-    return its.method is None, its.avoid, its.exchanges, -proven, paced, len(its.fit.method.hyperparameters)
+    number = len(its.fit.method.hyperparameters)
+    return its.method is None, its.avoid, biased, its.exchanges, -proven, paced, number
 
 
 def advice(fit: Fit, at: Conditions, reveals: Reveals = "replies") -> Advice:
