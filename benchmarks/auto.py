@@ -436,7 +436,6 @@ def linear_maps(rng: Rng) -> Trial:
 
 # What is drawn beside the problem
 
-FULL = ("equilibrium", "personal", "composition")  # classes whose runs have all clients in every round
 FAR = ("minimization", "constrained", "bilevel", "minimax", "composition", "sequences")
 
 
@@ -460,9 +459,8 @@ class Drawn:
     def build(self) -> tuple[Trial, float]:
         """The trial with its start, and the part of the clients in a round."""
         rng, builds = self.rng, CLASSES[self.name]
-        trial, participation = builds[self.seed % len(builds)](rng), 1.0
-        if self.name not in FULL and rng.random() < 0.5:
-            participation = 0.5
+        trial = builds[self.seed % len(builds)](rng)
+        participation = 0.5 if rng.random() < 0.5 else 1.0
         if self.name in FAR and rng.random() < 1 / 3 and trial.problem.__class__ is not fs.dro.DRO:
             away = np.random.default_rng(self.seed).normal(size=np.shape(trial.x_star))
             size = np.linalg.norm(flat(trial.x_star)) / np.linalg.norm(away)
