@@ -142,8 +142,9 @@ def test_without_a_solution_the_metric_solves_every_sample(game, engine):
     assert runs[1].ledger == runs[0].ledger
 
 
-def test_the_metric_says_where_equilibria_are_not_found():
-    problem = fs.MPEC(lambda x, y, s: y @ y, lambda x, y, s: jnp.ones(2))
+@pytest.mark.parametrize("slope", [0, -1])  # without an equilibrium; not monotone, so that y overflows
+def test_the_metric_says_where_equilibria_are_not_found(slope):
+    problem = fs.MPEC(lambda x, y, s: y @ y, lambda x, y, s: slope * y + 1)
 
     def mean(function, x, each):
         return function(x, each, {"a": 1.0})
