@@ -211,7 +211,7 @@ class MPEC(Problem):
                 start,
                 max_steps=MOST_STEPS,
             )
-        solved = (found.steps < MOST_STEPS) & jnp.isfinite(found.residual)
+        solved = (found.steps < MOST_STEPS) & jnp.isfinite(tree.norm(found.y))
         y = jax.tree.map(lambda new, old: jnp.where(solved, new, old), found.y, start)
         return {"leader": self.leader(x, y, sample), "unsolved": 1.0 - solved}
 

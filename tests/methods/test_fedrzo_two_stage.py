@@ -404,6 +404,7 @@ def test_equilibria_that_are_not_found_are_told(messages):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FedRZOTwoStage ran away. leader ended far above")  # with the responses
 def test_followers_that_are_not_monotone_are_told():
     problem = fs.MPEC(lambda x, y, s: 0.5 * ((y - 1) ** 2).sum(), lambda x, y, s: -y - x - s["c"])
     data = fs.FederatedData.from_clients([{"c": np.zeros((2, 2))}, {"c": np.ones((2, 2))}])
