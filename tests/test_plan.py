@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fedstrata as fs
+from fedstrata.channels.compression import pace
 from fedstrata.problems.measured import Conditions, Constants, Measured, NoRule
 from fedstrata.testing.cases import all_cases
 
@@ -152,6 +153,55 @@ def test_a_plan_says_what_its_rounds_cost():
     assert found.exchanges == ledger.exchanges
     assert found.bytes == ledger.bytes_up + ledger.bytes_down
     assert found.oracle_calls == ledger.oracle_calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "compress"),
+    [("FedAvg", fs.RandK(0.25)), ("SCAFFOLD", fs.TopK(0.1)), ("SOBA", fs.TopK(0.1)), (None, fs.QSGD(2))],
+)
+def test_a_plan_under_compression_leads_to_the_solution(method, compress):
+    game = fs.quadratic_bilevel(clients=4, n=20, p=20)
+    problem, data, best, start = (
+        game.problem,
+        game.data,
+        game.x_star,
+        {"x0": np.zeros(20), "y0": np.zeros(20)},
+    )
+    if method in ("FedAvg", "SCAFFOLD"):
+        problem, data, best = ridge(n=20)
+        start = {"x0": np.zeros(20)}
+    channel = fs.Channel(compress=compress)
+    options = {"channel": channel, "weights": "uniform" if method in (None, "SOBA") else "size"}
+    found = fs.plan(problem, data, **start, method=method, **options)
+    plain = fs.plan(problem, data, **start, method=type(found.method), weights=options["weights"])
+    run = fs.solve(problem, found.method, data, **start, rounds=found.rounds, progress=False, **options)
+    np.testing.assert_allclose(run.x, best, atol=1e-2 * np.linalg.norm(best))
+    assert found.known
+    assert found.rounds > plain.rounds
+    assert found.bytes == run.ledger.bytes_up + run.ledger.bytes_down
+    assert any("compression" in reason for reason in found.reasons)
+
+
+def test_what_a_compressor_allows():
+    """By the theorems: 1/(1 − √(1−δ)) of a contraction, 1 + 6ω/m without bias."""
+    assert pace(fs.RandK(0.19), 100, 5).slower == pytest.approx(10)
+    assert pace(fs.RandK(0.5, scaled=True), 100, 5).slower == pytest.approx(7)  # all draw the same
+    assert pace(fs.TopK(1.0), 100, 5) == (1, 1)
+    assert pace(fs.TopK(0.1), 10_000, 5).slower < pace(fs.RandK(0.1), 10_000, 5).slower / 4
+    assert pace(fs.QSGD(8), 100, 5).slower < 1.01
+    shares = np.random.default_rng(0).normal(size=100_000) ** 2
+    part = np.sort(shares)[-10_000:].sum() / shares.sum()  # of the tenth that TopK sends
+    assert 1 - (1 - 1 / pace(fs.TopK(0.1), 100_000, 5).slower) ** 2 == pytest.approx(part, rel=1e-2)
+
+
+def test_a_method_that_does_not_bear_a_channel_is_refused():
+    game = fs.quadratic_bilevel(clients=3, n=2, p=3)
+    channel = {"*": fs.Channel(compress=fs.Sign())}
+    with pytest.raises(ValueError, match=r"HypergradientDescent: .*linear recursion"):
+        fs.plan(
+            game.problem, game.data, np.zeros(2), np.zeros(3), method="HypergradientDescent", channel=channel
+        )
 
 
 def test_methods_that_do_not_fit_are_refused():

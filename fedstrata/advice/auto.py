@@ -31,7 +31,7 @@ from fedstrata.advice.certify import DISTURBED, certify
 from fedstrata.advice.constants import constants
 from fedstrata.advice.costs import KINDS, amounts, checked, cost_of, one_round
 from fedstrata.advice.objectives import OutOfTime
-from fedstrata.advice.plan import FEWEST, MARGIN, TARGET
+from fedstrata.advice.plan import FEWEST, MARGIN, TARGET, compressed
 from fedstrata.advice.recommend import Advice, advice, conditions, expected, ranked, start
 from fedstrata.core import tree
 from fedstrata.core.counting import Ledger
@@ -43,6 +43,7 @@ from fedstrata.problems.measured import Conditions, NoRule
 from fedstrata.solving.certificate import Certificate
 from fedstrata.solving.loop import solve
 from fedstrata.solving.result import BOOKKEEPING, Result
+from fedstrata.solving.sent import paces
 from fedstrata.solving.stopping import Diverged
 
 UNITS = (*KINDS, "bytes_a_round")
@@ -88,7 +89,7 @@ class Belief:
         if self.kinked:
             levels = {name: replace(its, kink=KINK) for name, its in changed.levels.items()}
             changed = replace(changed, levels=levels)
-        return replace(at, constants=changed, rounds=self.horizon, slower=self.upper)
+        return replace(at, constants=changed, rounds=self.horizon, slower=at.slower * self.upper)
 
     def shorter(self) -> Belief:
         """After a stage that increased F: first x's step size, then the lower level's too."""
@@ -209,7 +210,7 @@ class Run:
     ) -> None:
         self.problem, self.data, self.begun, self.at = problem, data, begun, at
         self.fits, self.options, self.budget, self.reveals = fits, options, budget, reveals
-        self.doubted = doubted
+        self.doubted, self.slow = doubted, (1.0, 1.0)
         self.stages: list[Stage] = []
         self.best: Stage | None = None
         self.ended = ""
@@ -244,6 +245,11 @@ class Run:
     def with_method(self, name: str) -> bool:
         """Stages of one method; returns whether the call ends there."""
         belief, tried = Belief(), False
+        try:
+            self.slow = self.compressed(name)
+        except ValueError as reason:  # it does not bear the channel
+            self.ended = f"{name}: {reason}"
+            return False
         while True:
             its = self.planned(name, belief)
             if its is None or (not tried and self.too_large(its.method)):
@@ -275,10 +281,19 @@ class Run:
                 return False
             belief = changed
 
+    def compressed(self, name: str) -> tuple[float, float]:
+        """By how much a channel shortens a method's steps of x and of y."""
+        self.slow = 1.0, 1.0
+        its = None if self.options.get("channel") is None else self.planned(name, Belief())
+        if its is None or its.method is None:
+            return self.slow
+        options = {key: self.options[key] for key in ("participation", "weights", "channel")}
+        return paces(self.problem, its.method, self.data, *self.begun, **options)[:2]
+
     def planned(self, name: str, belief: Belief) -> Advice | None:
         """The method with its step sizes; None if its rule refuses these constants."""
         while True:
-            its = advice(self.fits[name], belief.of(self.at), self.reveals)
+            its = advice(self.fits[name], belief.of(compressed(self.at, *self.slow)), self.reveals)
             if its.practical is None or not can_run(its, self.doubted):
                 return None
             needed = expected(its.practical.rate, 0.1 * MARGIN * TARGET)

@@ -23,12 +23,14 @@ from fedstrata.core.method import METHODS, Method, Reveals
 from fedstrata.core.problem import Problem
 from fedstrata.core.types import PyTree, Weights
 from fedstrata.data.federated import FederatedData
-from fedstrata.problems.measured import Conditions, Constants, NoRule
+from fedstrata.problems.measured import Conditions, Constants, NoRule, Practical
+from fedstrata.solving.sent import paces
 from fedstrata.support.words import suggest
 
 TARGET = 1e-2  # the error of x that counts as solved
 MARGIN = 0.1  # planned rounds end at a tenth of the target, so that a run meets it
 FEWEST, MOST = 10, 100_000  # rounds
+UNNOTICED = 1.1  # a smaller factor of shorter steps does not matter to momentum
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def plan(
     participation: float | int = 1.0,
     weights: Weights = "uniform",
     reveals: Reveals = "replies",
+    channel: Any = None,
 ) -> Plan:
     """Find a method's step sizes, and the number of rounds that it needs.
 
@@ -117,9 +120,11 @@ def plan(
         participation: as in `fedstrata.solve`.
         weights: the clients' weights.
         reveals: ``"averages"`` excludes methods that reveal single replies to the server.
+        channel: as in `fedstrata.solve`: steps are as short as its compression needs. Noise is not planned.
 
     Raises:
         NoRule: if no method has a rule for this kind of problem, with the reasons.
+        ValueError: if the method does not bear the channel.
 
     >>> import fedstrata as fs, numpy as np
     >>> problem, data, x_star, y_star = fs.quadratic_bilevel(clients=3, n=2, p=3)
@@ -136,12 +141,16 @@ def plan(
         problem, data, x0, y0, participation=participation, weights=weights, rounds=rounds or HORIZON
     )
     x, y = start(problem, data, x0, y0)
-    options = {"participation": participation, "weights": weights}
-    its = chosen(at, method, reveals)
+    options: dict[str, Any] = {"participation": participation, "weights": weights}
+    candidates = chosen(at, method, reveals)
+    its, ran = candidates[0], 0
     assert its.practical is not None
-    found, ran = its.practical, 0
+    found = its.practical
     at, uncertain = varies(at, data, x, y, weights)
-    if uncertain:
+    if channel is not None:
+        options["channel"] = channel
+        found = borne(candidates, at, data, x, y, options)
+    elif uncertain:
         at, its, ran, rate, reasons = tried(at, its, data, x, y, options)
         assert its.practical is not None
         found = its.practical._replace(rate=rate, reasons=(*its.practical.reasons, *reasons))
@@ -154,18 +163,45 @@ def plan(
     known = math.isfinite(needed) and not found.fades
     return Plan(
         found.method, number, at.constants, found.reasons, known, seconds, problem, data, x, y,
-        options, theory(type(found.method), at, target),
+        options, theory(type(found.method), at, target) if channel is None else None,
     )  # fmt: skip
 
 
-def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals = "replies") -> Advice:
-    """The given method, or the best one, with its step sizes."""
+def borne(
+    fits: list[Advice], at: Conditions, data: FederatedData, x: PyTree, y: PyTree, options: dict[str, Any]
+) -> Practical:
+    """The first of these methods that bears the channel, with the steps that it allows."""
+    refused: list[str] = []
+    for its in fits:
+        assert its.practical is not None
+        try:
+            upper, lower, rate = paces(at.problem, its.practical.method, data, x, y, **options)
+            practical = its.fit.method.practical(compressed(at, upper, lower))
+        except ValueError as reason:
+            refused.append(f"{its.name}: {reason}")
+            continue
+        why = f"steps {upper:.2g} times shorter for the channel's compression"
+        reasons = (*practical.reasons, why) if upper > 1 else practical.reasons
+        return practical._replace(rate=min(practical.rate, rate), reasons=reasons)
+    raise NoRule(" ".join(refused))
+
+
+def compressed(at: Conditions, upper: float, lower: float) -> Conditions:
+    """The constants under a channel; y is slower already, which L_y through it need not repeat."""
+    through = at.constants.through
+    through = None if through is None else through * max(upper / lower, 1.0)
+    curved = replace(at.constants.curved(upper, lower), through=through)
+    return replace(at, constants=curved, slower=at.slower * upper, compressed=upper > UNNOTICED)
+
+
+def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals = "replies") -> list[Advice]:
+    """The given method, or all that have no objections, best first, with their step sizes."""
     if method is None:
         found = [its for its in ranked(at, reveals) if its.practical is not None]
         if not found or found[0].avoid:
             reasons = "; ".join(f"{its.name}: {', '.join(its.reasons)}" for its in ranked(at, reveals))
             raise NoRule(f"No method has a rule for this {type(at.problem).__name__}. {reasons}")
-        return found[0]
+        return [its for its in found if not its.avoid]
     name = method if isinstance(method, str) else method.__name__
     if name not in METHODS:
         raise ValueError(f"Unknown method {name!r}{suggest(name, sorted(METHODS))}")
@@ -176,4 +212,4 @@ def chosen(at: Conditions, method: str | type[Method] | None, reveals: Reveals =
     its = advice(fits[name], at)
     if its.practical is None:
         raise NoRule(f"{name}: {' '.join(its.reasons)}")
-    return replace(its, avoid=False)
+    return [replace(its, avoid=False)]

@@ -183,7 +183,7 @@ def _fedac(at: Conditions, accuracy: float) -> Theory:
     return Theory("FedAC, Theorem 3.1", methods.FedAC(1 / its.L, its.mu), rounds, conditions)
 
 
-@theorem(methods.LocalSGDA, methods.NormalizedSGDA, methods.FedSGDAPlus, methods.FESSGDA)
+@theorem(methods.LocalSGDA, methods.NormalizedSGDA, methods.FedSGDAPlus, methods.FESSGDA, methods.CODASCA)
 def _monotone(at: Conditions, accuracy: float) -> Theory:
     """‖z⁺ − z*‖² ≤ (1 − 2γμ + γ²L²)‖z − z*‖², which is least for γ = μ/L²."""
     f, h, where = at["payoff"], at["lower"], "Facchinei, Pang 2003, Theorem 12.1.2"

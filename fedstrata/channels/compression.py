@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Protocol
+from statistics import NormalDist
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +48,52 @@ def read(compressor: Compressor, key: Key, v: Array) -> Array:
     if isinstance(compressor, TopK | RandK | QSGD):
         return compressor.kept(key, v)
     return compressor.decode(key, compressor.encode(key, v), v.size).astype(v.dtype)
+
+
+class Pace(NamedTuple):
+    """What a compressor allows.
+
+    Attributes:
+        slower: the factor by which step sizes must be shorter.
+        rate: the most by which errors fall in a round.
+    """
+
+    slower: float
+    rate: float
+
+
+def pace(compressor: Compressor, d: int, clients: int) -> Pace:
+    """The pace of a method with error feedback under a compressor of d numbers.
+
+    δ: 1 + √(1−δ)/(1 − √(1−δ)) and (1 − √(1−δ))/2 (EF21, Richtárik et al. 2021, Theorem 2, with L̃ = L); ω:
+    1 + 6ω/m and 1/(2(1 + ω)) (DIANA, Horváth et al. 2019), where clients that draw the same random numbers
+    count as one. Both with δ or ω of a normal vector: that of the worst one is several times worse.
+    """
+    match compressor:
+        case TopK():  # the part of the largest numbers in ‖v‖²
+            normal = NormalDist()
+            z = normal.inv_cdf(1 - entries(compressor.share, d) / d / 2) if compressor.share < 1 else 0.0
+            delta = entries(compressor.share, d) / d + 2 * z * normal.pdf(z)
+        case Sign():  # half of a normal vector's: what is left out soon has a few large numbers
+            delta = 1 / math.pi
+        case QSGD():
+            most = math.sqrt(2 * math.log(max(min(d, BUCKET), 2)))  # the largest of normal numbers
+            omega = (most / compressor.levels) ** 2 / 6 if compressor.levels > 1 else max(0.8 * most - 1, 0.0)
+            delta = 1 / (1 + omega)
+        case RandK():
+            omega = d / entries(compressor.share, d) - 1
+            delta = 1 / (1 + omega)
+        case Cast():
+            return Pace(1.0, 1.0)
+        case _:
+            omega = compressor.omega(d)
+            delta = 1 / (1 + omega)
+    if compressor.unbiased:
+        return Pace(1 + 6 * omega / (1 if compressor.shared else clients), 1 / (2 * (1 + omega)))
+    root = math.sqrt(max(1 - delta, 0.0))
+    if root == 1:
+        raise ValueError(f"how {compressor!r} contracts is not known, so steps cannot be planned for it.")
+    return Pace(1 / (1 - root), (1 - root) / 2 if root > 0 else 1.0)
 
 
 def entries(share: float, d: int) -> int:

@@ -73,6 +73,8 @@ class FedAC(Method[Minimization, State]):
         its = at["loss"]
         if its.kinked:
             raise NoRule("its acceleration assumes a smooth loss")
+        if at.compressed:
+            raise NoRule("its momentum adds up the errors of compression")
         steps, mu = descent(at, its), max(its.mu, FLAT * scale(its))
         noise = ("acceleration amplifies the noise of sampled clients",) if steps.fades else ()
         rate = 0.0 if steps.fades or not its.mu > 0 else float(np.sqrt(steps.rate))

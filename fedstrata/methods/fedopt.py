@@ -129,7 +129,7 @@ class FedOpt(Method[Minimization, State]):
         """FedAvgM with Nesterov's momentum (√κ − 1)/(√κ + 1) and H = 1; without κ plain steps."""
         its = at["loss"]
         steps, free = descent(at, its), at.problem.set_of_x.trivial
-        if steps.fades or not free or not its.mu > 0:
+        if steps.fades or not free or not its.mu > 0 or at.compressed:  # whose errors momentum adds up
             return steps.of(cls(optax.sgd(1.0), optax.sgd(steps.gamma)), doubts=own_sets(at))
         root = float(np.sqrt(steps.rate))
         server = optax.sgd(1.0, momentum=(1 - root) / (1 + root), nesterov=True)

@@ -75,6 +75,8 @@ class Scaffnew(Method[Minimization | Minimax, Pair]):
 
         For a `Minimax` γ is an operator's, by `fedstrata.methods._shared.rules.operator`, and p = √(γμ).
         """
+        if at.compressed:
+            raise NoRule("its random number of local steps adds up the errors of compression")
         if at.problem.has_y:
             gamma, pull, _ = operator(at, largest(at["payoff"]), largest(at["lower"]))
             p = float(np.clip(np.sqrt(pull), FEWEST, 1.0))

@@ -193,6 +193,7 @@ class Conditions:
         rounds: the horizon of decreasing step sizes.
         slower: the factor by which step sizes are shorter than the constants allow.
         dimension_y: the number of entries of y; 0 without y.
+        compressed: whether uploads are compressed so coarsely that momentum adds up the errors.
     """
 
     problem: Any
@@ -203,6 +204,7 @@ class Conditions:
     rounds: int
     slower: float = 1.0
     dimension_y: int = 0
+    compressed: bool = False
 
     def __getitem__(self, name: str) -> Measured:
         """The constants of one function."""

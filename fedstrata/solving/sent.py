@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedstrata.channels.channel import Channel, Poisson
+from fedstrata.channels.compression import Pace, pace
 from fedstrata.channels.examples import Examples
 from fedstrata.channels.sent import Sent
 from fedstrata.core.method import Method
@@ -59,6 +60,42 @@ def exchanges(
 def exchanges_of(posed: Posed) -> list[Sent]:
     """The exchanges of a run that is posed."""
     return outline(posed.setup, posed.methods[0], posed.data, posed.carry)
+
+
+def paces(
+    problem: Problem, method: Method, data: FederatedData, x0: PyTree, y0: PyTree, **options: Any
+) -> tuple[float, float, float]:
+    """By how much the compression of a channel shortens the steps of x and of y, and the rate that it allows.
+
+    If y has no exchanges of its own, it travels with x.
+
+    Args:
+        problem: what is to be solved.
+        method: how.
+        data: the clients' samples.
+        x0: where the main variable starts.
+        y0: where the second variable starts.
+        options: of `solve`, with ``channel``.
+
+    Raises:
+        ValueError: if the method does not bear the channel, with the reason.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with_it = pose(problem, method, data, x0, y0=y0, rounds=1, **options)
+        plain = pose(problem, method, data, x0, y0=y0, rounds=1, **{**options, "channel": None})
+    channels = getattr(with_it.method, "channels", {})
+    found: dict[str, Pace] = {}
+    for one in exchanges_of(plain):
+        if one.program == "round":
+            compress = channels.get(one.place, Channel()).compress
+            sizes = () if compress is None else (math.prod(shape) for shape, _ in one.floats)
+            each = [pace(compress, size, plain.setup.participants) for size in sizes]
+            each.append(found.get(one.level, Pace(1.0, 1.0)))
+            found[one.level] = Pace(max(p.slower for p in each), min(p.rate for p in each))
+    upper = max((its.slower for level, its in found.items() if level != "lower"), default=1.0)
+    lower = found["lower"].slower if "lower" in found else upper
+    return upper, lower, min((its.rate for its in found.values()), default=1.0)
 
 
 def plan_privacy(

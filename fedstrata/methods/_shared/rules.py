@@ -304,15 +304,15 @@ DAMPED = 1.5  # steps longer by this factor must still contract
 def unlike(at: Conditions) -> tuple[int, float]:
     """Local steps K with K β τ ≤ ½, τ the difference of the clients' Hessians, and 2τ, their addition to L_h.
 
-    K = 1 on sets, because means of points that clients project drift, and for a composition. Other
-    differences of the clients are not measured, so a round of K steps counts as √K.
+    K = 1 on sets, because means of points that clients project drift, under compression, and for a
+    composition. Other differences of the clients are not measured, so a round of K steps counts as √K.
     """
     if at.problem.local or "lower" not in at.constants.levels:
         return 1, 0.0
     h = strongly_convex(at)
     tau = h.curvature_heterogeneity
-    free = all(project.trivial for project in at.problem.sets.values())
-    K = 1 if at.partial or not free else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
+    single = at.partial or at.compressed or not all(project.trivial for project in at.problem.sets.values())
+    K = 1 if single else int(np.clip(h.L / (2 * max(tau, 1e-3 * h.L)), 1, LONGEST))
     return K, 2 * tau if K > 1 else 0.0
 
 
