@@ -223,6 +223,22 @@ def test_a_selection_that_begins_at_its_solution():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("last", "flat"), [(1e-8, True), (1e-4, False)])
+def test_columns_that_are_collinear_but_for_rounding(last, flat):
+    """The shortest least-squares solution, if the last singular value counts as zero."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(n, 4)))[0] for n in (20, 4))
+    a = np.float32(left * [1, 0.8, 0.6, last] @ right.T)
+    b = np.float32(a @ right[:, 0] + 0.1 * rng.normal(size=20))
+    data = fs.FederatedData.from_clients([{"a": a[:12], "b": b[:12]}, {"a": a[12:], "b": b[12:]}])
+    problem = fs.Selection(lambda x, s: 0.5 * (s["a"] @ x - s["b"]) ** 2, lambda x: 0.5 * (x @ x))
+    shortest = np.linalg.lstsq(np.float64(a), b, rcond=1e-3)[0]
+    found = fs.certify(problem, data, shortest, x0=np.ones(4), weights="size")
+    assert found.solved == flat
+    assert not fs.certify(problem, data, shortest + 0.1 * right[:, 0], x0=np.ones(4), weights="size").solved
+
+
+@pytest.mark.slow
 def test_an_upper_level_with_values_only():
     """|y − 1|₁ + ¼‖x‖² with y = x + a: by differences of F, each with the lower level solved."""
     a = np.array([[0.2, -0.4], [0.6, 0.4]])

@@ -10,6 +10,8 @@ With h convex both are limits of strongly convex problems without a constraint, 
 ε decreases from L_h/100 by factors of ten. Newton's method with CG finds z_ε if all parts are smooth; else
 accelerated proximal steps, of one regulariser or a set. From ε and ε/10 the limit is extrapolated, z ≈
 z_{ε/10} + (z_{ε/10} − z_ε)/9, until it converges. s is f's own curvature, so that f's unit does not matter.
+Columns that add up to one do so but for rounding, and h has a curvature of its square along them: if that is
+what moves the limit, it is the steadiest one.
 """
 
 from __future__ import annotations
@@ -168,6 +170,15 @@ class _Levels:
             found = self.value(x, data, part) / max(float(tree.norm(x)) ** 2, 1e-300)
         return jnp.asarray(found if 0 < found < np.inf else 1.0)
 
+    def bend(self, v: PyTree, data: Placed, x: PyTree) -> Array:
+        """The curvature of h's smooth parts at x along v."""
+
+        def bent(v: PyTree, x: PyTree, data: Placed) -> Array:
+            Hv = jax.jvp(jax.grad(lambda x: self.smooth("train", data, x)), (x,), (v,))[1]
+            return tree.dot(v, Hv) / tree.norm(v, squared=True)
+
+        return self.once("bend", lambda: jit(bent))(v, x, data)
+
     def prox(self, z: PyTree, of_h: Real, of_f: Real) -> PyTree:
         """The proximal map of the regulariser, or the projection onto the set."""
         if self.problem.h.regularizer is not None:
@@ -216,6 +227,7 @@ class _Levels:
         """The limit of z_ε, and its last change; with s = ∞ it is the projection of c onto X*."""
         judged = bool(np.isfinite(float(unit)))
         z, eps, before, limit, moved = centre, FIRST * L, None, None, jnp.inf
+        steadiest, least, drift = centre, jnp.inf, centre
         while eps >= 0.99 * LAST * L:
             at = centre, eps, jnp.asarray(unit)
             if smooth:
@@ -224,13 +236,26 @@ class _Levels:
                 new = self.proximal(judged)(z, at, L, data, tolerance)
             if before is not None:
                 further = tree.axpy(1 / 9, tree.sub(new, before), new)
-                moved = jnp.inf if limit is None else tree.norm(tree.sub(further, limit))
+                if limit is not None:
+                    drift = tree.sub(further, limit)
+                    moved = tree.norm(drift)
                 limit = further
                 if moved <= 1e-7 * (tree.norm(tree.sub(centre, limit)) + 1e-2 * tree.norm(limit)):
                     break
+                if moved <= least:
+                    steadiest, least = limit, moved
             z = before = new
             eps = eps / 10
+        if moved > least and self.bend(drift, data, centre) <= L * _rounding(data) ** 2:
+            limit, moved = steadiest, least  # collinear columns, but for the rounding of samples
         return limit, float(moved)
+
+
+def _rounding(data: Placed) -> float:
+    """The relative rounding of the samples: of float32 if they are all such numbers, which float64 holds."""
+    leaves = [leaf for leaf in jax.tree.leaves(data.train) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    single = all(bool((leaf.astype(jnp.float32) == leaf).all()) for leaf in leaves)
+    return float(jnp.finfo(jnp.float32 if single else jnp.float64).eps)
 
 
 @kept
