@@ -7,7 +7,7 @@
 | verdict | condition |
 |---|---|
 | diverging | F is above its start, or each quarter reaches farther than the one before |
-| on its way | the metric changes by more than its error, and by a part of the excess |
+| on its way | the metric changes by more than its error, and by a part of the excess; or y is not solved |
 | at the noise floor | it has stopped, and steps are random: minibatches, directions, some of the clients |
 | oscillating | it has stopped, and goes up and down by a part of the excess, or x from side to side |
 | biased by drift | it has stopped elsewhere: by several local steps of the clients, or other bias |
