@@ -186,6 +186,7 @@ def test_noise_from_the_system_is_not_that_of_the_seed(where):
     assert np.std(one) == pytest.approx(np.std(seeded), rel=0.1)
 
 
+@pytest.mark.slow
 def test_who_is_drawn_is_as_secret_as_the_noise(monkeypatch):
     """Else ε, which counts on it, does not hold for those who know the seed; the same in every engine."""
     options = {"participation": fs.Poisson(0.3), "channel": fs.Channel(clip=9.0, noise=0.0, seeded=False)}
@@ -328,7 +329,7 @@ def made_of(compressor, v, seed=0):
     return np.asarray(compressor.decode(key, compressor.encode(key, jnp.asarray(v)), v.size))
 
 
-@pytest.mark.parametrize("d", [1000, 20_000])
+@pytest.mark.parametrize("d", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_the_largest_numbers_are_kept(d):
     """At least 0.99 k, and all k for numbers of one size; above 512 numbers, found by bisection."""
     v = np.resize(V, d) * np.geomspace(1, 2, d, dtype=np.float32)

@@ -155,7 +155,8 @@ class Restarting(Hosts):
         return replies, failures
 
 
-@pytest.mark.parametrize("restarts", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.slow
 def test_a_federation_ends_equal_whichever_write_fails(restarts, tmp_path, monkeypatch):
     """The server's and the sites'. A site that could not keep its memory does not apply a round twice."""
     case, engine = CASES["scaffold"], Network(policy=Policy(retries=1))

@@ -30,6 +30,7 @@ def built(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_pages_are_plain_markdown(built):
     """Every name has its page, tables lead there, formulas are MathML, and nothing is left to be put in."""
     pages = {

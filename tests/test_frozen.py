@@ -88,6 +88,7 @@ def test_whole_numbers_that_would_wrap_around_are_refused():
         assert fs.Minimization(loss, frozen=np.array([2**40])).frozen.arrays[0] == 2**40
 
 
+@pytest.mark.slow
 def test_there_is_one_copy(tmp_path):
     """In runs of any number of clients, in certificates and in measurements."""
     large = {"w": np.ones(3, np.float32), "unused": rng.normal(size=(400, 500)).astype(np.float32)}

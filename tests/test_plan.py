@@ -195,6 +195,7 @@ def test_what_a_compressor_allows():
     assert 1 - (1 - 1 / pace(fs.TopK(0.1), 100_000, 5).slower) ** 2 == pytest.approx(part, rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_bear_a_channel_is_refused():
     game = fs.quadratic_bilevel(clients=3, n=2, p=3)
     channel = {"*": fs.Channel(compress=fs.Sign())}

@@ -63,6 +63,7 @@ def test_differences_of_gradients_approximate_them(point):
     assert float(tree.norm((still.product, still.mixed))) == 0.0
 
 
+@pytest.mark.slow
 def test_what_is_booked(point):
     samples, x, w, v = point
     counts = {}

@@ -53,15 +53,16 @@ def curvature(game, slope=1e-3):
 
 
 @inside
-@pytest.mark.parametrize("b", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("b", [0.5, 1.0])
 @pytest.mark.parametrize(
     "followers",
     [
         10,
         *(pytest.param(n, marks=pytest.mark.long) for n in (20, 100)),
-        pytest.param(1000, marks=pytest.mark.slow),
+        1000,
     ],
 )
+@pytest.mark.slow
 def test_leader_optimum(followers, b):
     game = fs.cournot_game(followers, b, samples=3)
     assert game.inactive

@@ -212,7 +212,8 @@ class ShakyNetwork(Network):
             self.transport = Shaky(self.transport, self.failing)
 
 
-@pytest.mark.parametrize("name", ["scaffold", pytest.param("fednest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["scaffold", "fednest"])
+@pytest.mark.slow
 def test_a_failed_round_is_done_again_as_if_for_the_first_time(name):
     engine = ShakyNetwork()
     engine.failing = (2, 5, 6, 9)
@@ -510,7 +511,8 @@ class HangingNetwork(Network):
         self.transport = Hanging(self.transport.sites)
 
 
-@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), pytest.param(2, 60.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("signals", "grace"), [(1, 0.1), (2, 60.0)])
+@pytest.mark.slow
 def test_a_run_that_waits_for_a_site_ends_when_it_is_asked_and_is_saved(
     signals, grace, tmp_path, monkeypatch
 ):

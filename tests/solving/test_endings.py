@@ -72,6 +72,7 @@ def test_growth_is_told_of_in_any_unit():
     assert quiet(HALF, {"loss": 12.0 * 1e3 ** np.arange(17)}) is not None
 
 
+@pytest.mark.slow
 def test_a_bilinear_game_spirals_out():
     """min_x max_y x(y − 1): simultaneous steps multiply the distance to (0, 1) by √(1 + γ²) a round."""
     gamma = 0.1
