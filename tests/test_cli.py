@@ -246,6 +246,7 @@ def test_the_status_of_a_network_run_that_has_ended(invoke, tmp_path):
     assert "The run in out has ended. Report: " in invoke("net", "status", "out").output
 
 
+@pytest.mark.slow
 def test_warnings_are_kept(invoke, tmp_path):
     """Once for all seeds, in the terminal and on the page, also where the runs are there already."""
     (tmp_path / "a.toml").write_text(FILE)

@@ -25,7 +25,7 @@ from fedstrata.testing.conformance import assert_same, traced, with_participatio
 CASES = {case.name: case for case in all_cases()}
 # Quick are those that differ in what they exchange, remember and begin with; all rows are traced.
 QUICK = {
-    "fedavg", "scaffold", "fedrzo-scalars", "fedrzo-bilevel", "two-stage", "zohfl", "strfedavg", "fedmsa",
+    "fedavg", "scaffold", "fedrzo-scalars", "fedrzo-bilevel", "zohfl", "strfedavg", "fedmsa",
     "fednest", "feddro", "drfa", "fedrep",
 }  # fmt: skip
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -290,6 +290,7 @@ def test_a_site_answers_another_question_with_other_noise(monkeypatch):
         assert not np.isclose(other, first).any()
 
 
+@pytest.mark.slow
 def test_a_site_keeps_a_budget_of_its_own(tmp_path, monkeypatch):
     """It is spent over runs, and what has no noise is refused: enough for three rounds here, not for four."""
     problem, data, _ = linear(4, 4)

@@ -241,6 +241,7 @@ def test_divergence_of_many_variables_stays_readable():
     assert "[4]" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_debug_engine_names_the_client():
     def picky(x, sample):
         return jnp.where(sample["a"].sum() < 0, jnp.nan, 1.0) * (x**2).sum()

@@ -43,6 +43,7 @@ def test_one_model_for_all_is_regularised_as_validation_finds_best(method, gap):
     assert validation(float(np.exp(result.x).mean())) - best < gap
 
 
+@pytest.mark.slow
 def test_alone_is_what_each_hospital_finds_by_itself():
     result, task = solved("alone")
     for i in range(demo.M):

@@ -127,6 +127,7 @@ def test_every_solver(game, lower):
     np.testing.assert_allclose(result.history["leader"][-1], game.optimum[1], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["simulated", pytest.param("debug", marks=pytest.mark.long)])
 def test_without_a_solution_the_metric_solves_every_sample(game, engine):
     """And the steps of a solver, which differ from turn to turn, are counted in every engine."""

@@ -109,6 +109,7 @@ def test_starts_depend_on_the_seed_alone(model):
     assert not all(jax.tree.leaves(other))
 
 
+@pytest.mark.slow
 def test_metrics_are_means_over_real_samples():
     arrays = {"x": U, "y": LABELS}
     test = {"x": U[:4], "y": LABELS[:4]}
